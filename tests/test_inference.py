@@ -181,6 +181,25 @@ def test_load_raises_time_per_token_and_throughput_until_the_cache_is_full() -> 
     assert float(apart.tpot_s) < float(served.tpot_s[2])
 
 
+def test_requests_hold_of_a_window_what_they_have() -> None:
+    mistral = load_architecture("Mistral-7B-v0.1")  # windows of 4096 tokens in every layer
+    keeps = VLLM.model_copy(update={"frees_windows": False})
+    short, window, long = (
+        [float(max_running(mistral, H100, engine, Layout.of(), isl, 0)) for engine in (VLLM, keeps)]
+        for isl in (256, 4096, 32768)
+    )
+    assert short == [1024.0, 1024.0] and window[0] == window[1] == long[0]
+    assert long[1] == pytest.approx(window[1] / 8, abs=1)
+
+
+def test_a_share_of_what_is_free_is_no_share_of_the_device() -> None:
+    free = VLLM.model_copy(update={"fraction_of_free": True, "memory_fraction": 0.9})
+    of_all, of_free = (engine_memory(QWEN, H100, engine, Layout.of()) for engine in (VLLM, free))
+    taken = float(of_all.total_bytes - of_all.kv_cache_bytes)
+    assert float(of_free.kv_cache_bytes) == pytest.approx(0.9 * (H100.device.usable_memory - taken))
+    assert float(of_free.kv_cache_bytes) > float(of_all.kv_cache_bytes)
+
+
 def test_prompts_that_wait_together_share_engine_steps() -> None:
     # one engine_step costs 1 s, a prompt token 1 ms more; decode is free of both kinds of size
     cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.array([0.0, 10.0]), host_s=1.0)

@@ -17,7 +17,13 @@ from rlperf.calibrate.inference_rows import CostTable, case_of, serve
 from rlperf.calibrate.leave_out import ALL, report_of
 from rlperf.calibrate.leave_out_inference import Refits, predict_groups
 from rlperf.calibrate.pooling import fit_pool
-from rlperf.calibrate.serving_pool import configuration_of, fold_of, profiles_of, spread_served
+from rlperf.calibrate.serving_pool import (
+    configuration_of,
+    first_token_spread,
+    fold_of,
+    profiles_of,
+    spread_served,
+)
 from rlperf.calibrate.serving_profiles import calibrate_serving, profile_text
 from rlperf.calibrate.serving_stack import ServingStack
 from rlperf.calibrate.tables import Table, read_table
@@ -111,7 +117,7 @@ def test_stacked_rows_are_served_as_one_by_one(tmp_path: Path) -> None:
         {"mode": "static_batch", "concurrency": 16},
         {"mode": "offline", "note": "400 requests"},
         {"mode": "online_rate", "note": "request rate 2/s; 500 requests"},
-        {"mode": "online_concurrency", "concurrency": 700, "engine": "sglang"},
+        {"mode": "online_concurrency", "concurrency": 700, "engine": "sglang", "measured_ttft_ms": 5e4},
         {"mode": "online_concurrency", "concurrency": 8, "engine": "gpt-fast", "measured_tpot_ms": ""},
         {"mode": "offline", "architecture": "Qwen3-30B-A3B", "gpu": "b200_sxm", "engine": "trtllm"},
     )
@@ -124,7 +130,7 @@ def test_stacked_rows_are_served_as_one_by_one(tmp_path: Path) -> None:
     cases = [one for row in read_table(path) for one in measured_of(case_of(row))]
     stack = ServingStack(cases, costs)
     for scale, tolerance in ((1.3, 1e-9), (0.84, 1e-9), (0.8, 0.015)):  # between the factors tried it interpolates
-        alone = []
+        alone, first = [], []
         for case, metric, _ in cases:
             engine = with_overhead(
                 case.engine, 9e-6, scale, step=3e-4, per_layer=4e-6, per_expert_layer=2e-6, uncaptured=5e-4
@@ -132,8 +138,10 @@ def test_stacked_rows_are_served_as_one_by_one(tmp_path: Path) -> None:
             served = serve(replace(case, engine=engine), costs)
             tpot = metric == "tpot_ms"
             alone.append(float(served.tpot_s) * 1e3 if tpot else case.devices / float(served.output_tokens_per_s))
+            first.append(float(served.ttft_s))
         constants = np.array([3e-4, 4e-6, 2e-6, 9e-6, 5e-4, scale])
         assert stack.predicted(constants) == pytest.approx(alone, rel=tolerance)
+        assert stack.first_tokens_s(constants)[[3, 4]] == pytest.approx([first[3], first[4]], rel=tolerance)
 
 
 def test_factors_add_up_and_strangers_have_the_pools(tmp_path: Path) -> None:
@@ -216,6 +224,18 @@ def test_kernels_without_a_table_widen_by_what_their_rows_missed_more(tmp_path: 
     # they miss less: no narrower for that
     spread = spread_served(served, served.rows.measured + np.where(covered, 0.1, 0.05))
     assert spread is not None and spread.extrapolated == 1.0
+
+
+def test_first_tokens_of_closed_loops_tell_their_own_interval(tmp_path: Path) -> None:
+    rows = list(toy(tmp_path))
+    _write(tmp_path / "said.csv", [{**row.cells, "measured_ttft_ms": 100.0} for row in rows])
+    silent, said = (Refits(read_table(tmp_path / name)).served for name in ("served.csv", "said.csv"))
+    engine = said.cases[0][0].engine
+    assert first_token_spread(engine, silent, np.full(40, 0.05)) == {}
+    found = first_token_spread(engine, said, np.full(40, 0.05))["spread_first_token"]
+    assert (found.low, found.high) == (0.95, 2.0)  # all twice as long: what is predicted stays inside
+    narrow = first_token_spread(engine, said, np.full(40, 0.1))["spread_first_token"]
+    assert (narrow.low, narrow.high) == (0.95, 1.053)
 
 
 def test_profiles_of_one_engine_alone_are_fitted_and_read_again(tmp_path: Path) -> None:

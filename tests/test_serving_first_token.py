@@ -11,6 +11,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.layout import Layout
 from rlperf.sim.rollout import EngineOptions, Trajectories, simulate_replica
+from rlperf.sim.rollout.events import run_events
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
@@ -52,6 +53,79 @@ def test_first_tokens_of_random_arrivals_are_those_of_events(
     closed = serving.open_loop(cost, rate, isl, osl, chunked=chunked, look_ahead=look_ahead)
     events = by_events(cost, rate, isl, osl, chunked, look_ahead)
     assert float(closed.ttft_s) == pytest.approx(events, rel=within)
+
+
+@pytest.mark.parametrize(
+    ("clients", "isl", "osl", "most", "chunked", "look_ahead"),
+    [
+        (1, 1000, 50, 1024, True, False),
+        (16, 1024, 1024, 1024, True, False),
+        (64, 1024, 1024, 1024, True, True),
+        (64, 1024, 1024, 1024, False, False),
+        (8, 8192, 1024, 1024, True, True),
+        (96, 1024, 512, 24, True, False),
+    ],
+)
+def test_first_tokens_of_clients_that_begin_at_once_are_those_of_events(
+    clients: int, isl: int, osl: int, most: int, chunked: bool, look_ahead: bool
+) -> None:
+    cost, each = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2), 10
+    random = np.random.default_rng(5)
+    drawn = [random.integers(int(0.8 * size), size + 1, each * clients) for size in (isl, osl)]
+    limits = EngineLimits(kv_tokens=np.inf, max_running=most, chunked_prefill=chunked, prefix_caching=False)
+    options = EngineOptions(trajectories=clients, async_scheduling=look_ahead)
+    line = run_events(Trajectories.of(*drawn), cost, limits, options)
+    events = float((line.first_token_s - line.arrival_s).mean())
+    load = (clients, 0.9 * isl, 0.9 * osl)
+    served = serving.closed_loop(cost, *load, max_running=most, chunked=chunked)
+    found = serving.first_token_of_run_s(
+        cost, served, *load, each=each, max_running=most, chunked=chunked, look_ahead=look_ahead
+    )
+    # the next request comes as an engine_step ends in the events, anywhere in one in the form
+    rest = 0.9 * 0.5 * float(cost.decode_s(served.running, served.running * 0.9 * (isl + osl / 2)))
+    assert float(found) - (rest if clients > 1 else 0.0) == pytest.approx(events, rel=0.05)
+
+
+def test_clients_that_begin_at_once_wait_for_one_another() -> None:
+    # a prompt fills an engine_step of 1 s, and 0.1 s more for each that decodes beside it: ends at 1, 2.1, 3.3, 4.6 s
+    cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.zeros(2), host_s=1.0, decode_per_request_s=0.1)
+    served = serving.closed_loop(cost, 4, 100, 1000, token_budget=100)
+    once = serving.first_token_of_run_s(cost, served, 4, 100, 1000, each=1, token_budget=100)
+    assert float(once) == pytest.approx((1.0 + 2.1 + 3.3 + 4.6) / 4)
+    apart = serving.first_token_of_run_s(cost, served, 4, 100, 1000, each=1, token_budget=200, chunked=False)
+    assert float(apart) == pytest.approx(1.5)  # two at a time: 1, 1, 2 and 2 s
+    rates = [float(serving.first_token_of_run_s(cost, served, 4, 100, 1000, each=k)) for k in (1, 10, np.inf)]
+    assert rates[1] == pytest.approx(0.1 * rates[0] + 0.9 * rates[2])
+
+
+@pytest.mark.parametrize(
+    ("sent", "isl", "osl", "most", "chunked"),
+    [
+        (400, 1000, 200, 2048, True),  # all at once
+        (600, 1000, 200, 512, True),  # one wave and a rest
+        (600, 200, 400, 128, True),
+        (600, 200, 400, 128, False),
+        (90, 20000, 100, 16, True),
+    ],
+)
+def test_a_queue_empties_as_in_events(sent: int, isl: int, osl: int, most: int, chunked: bool) -> None:
+    cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2)
+    limits = EngineLimits(kv_tokens=np.inf, max_running=most, chunked_prefill=chunked, prefix_caching=False)
+    line = run_events(Trajectories.of(np.full(sent, isl), np.full(sent, osl)), cost, limits, EngineOptions())
+    found = serving.queue_of(cost, sent, isl, osl, max_running=most, chunked=chunked)
+    assert sent * osl / float(found.output_tokens_per_s) == pytest.approx(float(line.finish_s.max()), rel=0.04)
+    each = (line.finish_s - line.first_token_s) / (osl - 1)
+    assert float(found.tpot_s) == pytest.approx(float(each.mean()), rel=0.1)
+    assert float(found.ttft_s) == pytest.approx(float(line.first_token_s.mean()), rel=0.12)
+
+
+def test_the_last_wave_of_a_queue_is_not_full() -> None:
+    # engine_steps of 1 s whatever is in them: 150 requests of ten tokens in waves of 100 take as long as 200
+    cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.zeros(2), host_s=1.0)
+    load = {"isl": 1, "osl": 10, "max_running": 100, "token_budget": 1000}
+    rates = [float(serving.queue_of(cost, sent, **load).output_tokens_per_s) for sent in (100, 150, 200, 100000)]
+    assert rates[1] == pytest.approx(0.75 * rates[2], rel=0.01)
+    assert rates[0] < rates[2] < rates[3] == pytest.approx(100.0, rel=0.01)
 
 
 def test_first_token_by_hand() -> None:

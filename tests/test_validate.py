@@ -18,6 +18,7 @@ from rlperf.calibrate.leave_out_inference import predict_groups
 from rlperf.calibrate.splits import HELD_OUT, NEW, groups_at_hand
 from rlperf.calibrate.tables import Refusal, Row, read_table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, report_of, validate_file
+from rlperf.calibrate.validate_inference import LOOP
 from rlperf.cli.main import run
 from rlperf.cli.validate import text_of
 from rlperf.cost.inference import decode_step_s, engine_step_cost
@@ -74,7 +75,7 @@ def test_a_users_table_is_predicted(tmp_path: Path) -> None:
     assert report.rows == report.predicted == 5 and not report.refused
     by_row = {(one.row_id, one.metric): one for one in report.predictions}
     assert set(by_row) == {
-        ("mine_1", "tpot_ms"), ("mine_2", "tpot_ms"), ("mine_2", "ttft_ms"), ("mine_3", "ttft_ms"),
+        ("mine_1", "tpot_ms"), ("mine_1", LOOP), ("mine_2", "tpot_ms"), ("mine_2", "ttft_ms"), ("mine_3", "ttft_ms"),
         ("mine_3", "tokens_per_s_per_gpu"), ("mine_4", "tokens_per_s_per_gpu"), ("mine_5", "tpot_ms"),
         ("mine_5", "ttft_ms"),
     }  # fmt: skip
@@ -83,6 +84,20 @@ def test_a_users_table_is_predicted(tmp_path: Path) -> None:
     assert "kv_dtype=bf16 (default)" in by_row["mine_1", "tpot_ms"].assumed
     assert any("batch that fits the cache" in text for text in by_row["mine_4", "tokens_per_s_per_gpu"].assumed)
     assert by_row["mine_1", "tpot_ms"].predicted > by_row["mine_2", "tpot_ms"].predicted
+
+
+def test_first_tokens_of_a_closed_loop_are_those_of_its_whole_run(tmp_path: Path) -> None:
+    notes = {"1": "16 requests", "10": "", "100": "1600 requests", "middle": "1600 requests; medians"}
+    rows = [served_row(row_id=name, note=note) for name, note in notes.items()]
+    rows.append(served_row(row_id="again", group="aic_silicon", engine_version="0.12.0"))  # the same prompts again
+    found = {one.row_id: one for one in validate_file(table(tmp_path, *rows), "inference").predictions
+             if one.metric == LOOP}  # fmt: skip
+    assert set(found) == set(notes)
+    first, ten, hundred, middle = (found[name].predicted for name in notes)
+    assert ten == pytest.approx(hundred + (first - hundred) / 11) and first > 1.5 * ten  # t + (t_w - t) / k
+    assert middle == pytest.approx(hundred - (first - hundred) / 99)
+    assert "requests_of_each_client=10 (as InferenceX sends)" in found["10"].assumed
+    assert not any("requests_of_each_client" in text for text in found["100"].assumed)
 
 
 def test_what_the_prefix_cache_has_is_read_and_not_computed(tmp_path: Path) -> None:
@@ -145,7 +160,7 @@ def test_blanks_are_filled_in_and_named(tmp_path: Path) -> None:
     assert (first.tensor, first.attention_data, first.expert, first.load) == (8, 4, 8, 64.0)
     assert second.attention_data == 8  # what makes the weights fit
     assert any("attention_data_parallel" in text for text in (*first.assumed, *second.assumed))
-    assert len(first.assumed) == 3
+    assert len(first.assumed) == 4
 
 
 def test_options_of_a_publication_outrank_the_layout_that_its_table_prints(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import ByTokens, tabulated, with_overhead
 from rlperf.cost.replica import Replica
-from rlperf.cost.serving import Served, closed_loop, open_loop, static_batch
+from rlperf.cost.serving import Served, closed_loop, first_token_of_run_s, open_loop, queue_of, static_batch
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -51,6 +51,9 @@ INFERENCEX = ((1024.0, 1024.0), (1024.0, 8192.0), (8192.0, 1024.0))
 NEW_PROMPTS = 5.0
 """New prompts of a run per prompt that each client sends, where a benchmark sends the same prompts again; for instance
 100 prompts and 20 a client. Told by eight rows of Llama-3.1-8B, see docs/guide/accuracy-inference.md: 1.5 to 5.4."""
+EACH = 10.0
+"""Requests that each client of a benchmark sends in turn, where a row does not say how many a run has: those of
+InferenceX, whose launch scripts set ``--num-prompts`` to ten times ``--max-concurrency`` (from memory: not given)."""
 NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mode", "isl", "osl")
 
 
@@ -168,6 +171,18 @@ def _repeated(case: ServingCase) -> float | Guess[float]:
     return 0.0
 
 
+def _each(case: ServingCase) -> float | Guess[float]:
+    """Requests that a client sends in turn; only the first token of a closed loop depends on it.
+
+    Infinite where medians are published: the median request is none of those that the clients begin with.
+    """
+    if not case.closed_loop or not stated(case.row, "measured_ttft_ms") or "medians" in case.note:
+        return np.inf
+    if np.isfinite(case.requests_sent) and case.concurrency:
+        return max(case.requests_sent / case.concurrency, 1.0)
+    return Guess(EACH, "as InferenceX sends")
+
+
 def _devices(case: ServingCase) -> int:
     return case.tensor * case.pipeline
 
@@ -242,6 +257,7 @@ class ServingCase(Reading):
     concurrency: float | None = column(positive, None)
     load: float = derived(_load, name="concurrency")
     repeated: float = derived(_repeated, name="repeated_prompts")
+    each: float = derived(_each, name="requests_of_each_client")
 
     @property
     def layout(self) -> Layout:
@@ -335,8 +351,8 @@ def _check(case: ServingCase, slots: float) -> None:
 class Asked(Generic[Number]):
     """What is asked of an engine: how requests come, and numbers that are scalars of one case or arrays of many.
 
-    ``share`` is the part of others' prefills that stands in a decode's way, ``sent`` the requests of an open loop,
-    ``front_s`` what a client's request takes outside the engine's loop [s].
+    ``share`` is the part of others' prefills that stands in a decode's way, ``sent`` the requests of an open loop or
+    queue, ``each`` those of each client of a closed loop, ``front_s`` what a request takes outside the engine [s].
     """
 
     loop: str
@@ -349,6 +365,7 @@ class Asked(Generic[Number]):
     budget: Number
     share: Number
     sent: Number
+    each: Number
     front_s: Number
 
 
@@ -356,12 +373,14 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
     """What a case asks of an engine whose cache holds ``slots`` of its requests."""
     slots = max(float(np.floor(slots)), 1.0)
     load, share = case.load, 1.0 - case.repeated
+    loop = case.mode if case.mode in ("static_batch", "online_rate") else "closed"
     if case.mode == "offline":
         # requests that all fit are prefilled one after the other and then decode: a request waits for half of them
         share = share * (0.5 if load <= slots else 1.0)
         load = min(load, slots)
+        loop = "queue" if np.isfinite(case.requests_sent) else "closed"
     return Asked(
-        loop=case.mode if case.mode in ("static_batch", "online_rate") else "closed",
+        loop=loop,
         chunked=case.engine.chunked_prefill,
         look_ahead=case.engine.async_scheduling,
         load=load,
@@ -371,6 +390,7 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
         budget=float(case.engine.token_budget),
         share=share,
         sent=case.requests_sent * case.devices / case.given_devices,
+        each=case.each,
         front_s=case.engine.front_end if case.mode in CLIENTS else 0.0,
     )
 
@@ -381,10 +401,21 @@ def check(case: ServingCase, table: CostTable) -> None:
 
 
 def serve(case: ServingCase, table: CostTable) -> Served:
-    """What the clients of this case see."""
+    """What the clients of this case see; of a closed loop over the whole run, its start included."""
     cost, slots = table.cost(case)
     _check(case, slots)
-    return served(cost, asked_of(case, slots))
+    asked = asked_of(case, slots)
+    found = served(cost, asked)
+    return replace(found, ttft_s=of_run_s(cost, asked, found)) if case.closed_loop else found
+
+
+def of_run_s(cost: EngineStepCost, asked: Asked[float] | Asked[FloatArray], found: Served) -> FloatArray:
+    """Mean time to first token of the runs of closed loops that are ``found`` to be served so [s]."""
+    first = first_token_of_run_s(
+        cost, found, asked.load, asked.isl, asked.osl, each=asked.each, max_running=asked.slots,
+        token_budget=asked.budget, chunked=asked.chunked, interference=asked.share, look_ahead=asked.look_ahead,
+    )  # fmt: skip
+    return first + asked.front_s
 
 
 def served(cost: EngineStepCost, asked: Asked[float] | Asked[FloatArray]) -> Served:
@@ -397,6 +428,11 @@ def served(cost: EngineStepCost, asked: Asked[float] | Asked[FloatArray]) -> Ser
             max_running=asked.slots, token_budget=asked.budget, chunked=asked.chunked, look_ahead=asked.look_ahead,
             sent=asked.sent,
         ).behind(asked.front_s)  # fmt: skip
+    if asked.loop == "queue":
+        return queue_of(
+            cost, asked.sent, asked.isl, asked.osl,
+            max_running=asked.load, token_budget=asked.budget, chunked=asked.chunked,
+        )  # fmt: skip
     return closed_loop(
         cost, asked.load, asked.isl, asked.osl,
         max_running=asked.slots, token_budget=asked.budget, chunked=asked.chunked, interference=asked.share,

@@ -72,10 +72,7 @@ class ServingRows:
         stack = ServingStack(cases, costs or CostTable())
 
         def predict(logs: FloatArray) -> FloatArray:
-            values = np.exp(logs)
-            # the factor is on everything: kernels and the host's times alike
-            constants = np.column_stack([values[:, :-1] * values[:, -1:], values[:, -1]])
-            return np.asarray(np.log(stack.predicted(constants)))
+            return np.asarray(np.log(stack.predicted(constants_of(logs))))
 
         labels = [labels_of(case) for case, _, _ in cases]
         rows = Rows(
@@ -93,6 +90,12 @@ class ServingRows:
     def folds(self) -> list[str]:
         """The part of every row, see `FOLDS`."""
         return [fold_of(case) for case, _, _ in self.cases]
+
+
+def constants_of(logs: FloatArray) -> FloatArray:
+    """Trial constants of a stack ``[rows, CONSTANTS]`` from those of a fit: the factor is on kernels and host alike."""
+    values = np.exp(logs)
+    return np.column_stack([values[:, :-1] * values[:, -1:], values[:, -1]])
 
 
 def fold_of(case: ServingCase) -> str:
@@ -190,12 +193,15 @@ def fit_serving(served: ServingRows, profiles: Sequence[EngineCalibration], *, f
     """Fit every engine to all rows; intervals from the rows predicted without their configuration."""
     rows = served.rows
     pooled = fit_pool(rows)
-    inside = rows.predict(pooled.logs(rows.labels, len(rows.measured)))
+    logs = pooled.logs(rows.labels, len(rows.measured))
+    inside, first = rows.predict(logs), served.stack.first_tokens_s(constants_of(logs))
     apart, _ = left_out(rows, served.folds, pooled)
     seen = np.ones(len(rows.measured), dtype=bool)
     spread = spread_served(served, apart)
     engines = {
-        name: _with_quality(one, served, inside, apart, file).model_copy(update={"spread_served": spread})
+        name: _with_quality(one, served, inside, apart, file).model_copy(
+            update={"spread_served": spread, **first_token_spread(one, served, first)}
+        )
         for name, one in profiles_of(pooled, served, seen, profiles).items()
     }
     return ServingFit(pooled, engines, apart)
@@ -233,6 +239,28 @@ def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread | Non
     return ServingSpread(**halves, extrapolated=wider[0], extrapolated_other=wider[1], rows=len(cases))
 
 
+def first_token_spread(engine: EngineCalibration, served: ServingRows, first_s: FloatArray) -> dict[str, Spread]:
+    """`EngineCalibration.spread_first_token`, as an update, from what the engine's rows saw and ``first_s`` [s].
+
+    No fit enters first tokens of closed loops, so that their rows need not be left out. Nothing where few say them.
+    """
+    ratio = np.asarray([
+        float(np.log(1e-3 * measured / predicted))
+        for (case, _, _), predicted in zip(served.cases, first_s, strict=True)
+        if case.closed_loop and not case.repeated and case.engine.engine == engine.engine
+        and (measured := case.row.number("measured_ttft_ms"))
+    ])  # fmt: skip
+    if len(ratio) < LEAST:
+        return {}
+    low, high = np.exp(np.quantile(ratio, [0.05, 0.95]))
+    return {
+        "spread_first_token": Spread(low=round(min(float(low), SURE), 3), high=round(max(float(high), 1 / SURE), 3))
+    }
+
+
+SURE = 0.95
+"""No interval of first tokens is narrower on either side: where all rows of an engine are off to one side, so is most
+of it, and what is predicted stays inside."""
 NARROWEST = 0.02
 """Half of the narrowest interval, in the logarithm: runs of one load, measured twice, differ by so much."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from rlperf.calibrate.inference_rows import Asked, CostTable, ServingCase, asked_of, served
+from rlperf.calibrate.inference_rows import Asked, CostTable, ServingCase, asked_of, of_run_s, served
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import uncaptured_layers
 from rlperf.cost.layers import stack_of
-from rlperf.layout import FloatArray
+from rlperf.cost.serving import Served
+from rlperf.layout import FloatArray, IntArray
 
 Measured = tuple[ServingCase, str, float]
 """A case, its primary metric, and the measured figure."""
@@ -91,9 +92,23 @@ class ServingStack:
 
     def predicted(self, constants: FloatArray) -> FloatArray:
         """The same of every row under trial constants ``[rows, CONSTANTS]`` (or ``[CONSTANTS]``, for all)."""
+        result = np.empty(len(self.cases))
+        for rows, _, _, seen in self._served(constants):
+            rate = self._devices[rows] / seen.output_tokens_per_s
+            result[rows] = np.where(self.per_token[rows], seen.tpot_s * 1e3, rate)
+        return result
+
+    def first_tokens_s(self, constants: FloatArray) -> FloatArray:
+        """Mean time to first token over the run of every row that is a closed loop [s] ``[rows]``."""
+        result = np.empty(len(self.cases))
+        for rows, cost, asked, seen in self._served(constants):
+            result[rows] = of_run_s(cost, asked, seen) if asked.loop == "closed" else np.nan
+        return result
+
+    def _served(self, constants: FloatArray) -> Iterator[tuple[IntArray, StackedCost, Asked[FloatArray], Served]]:
+        """Rows of one kind after the other, and what their clients see."""
         step, layer, routed, each, uncaptured, scale = np.broadcast_to(constants, (len(self.cases), len(CONSTANTS))).T
         host = step + layer * self._layers + routed * self._routed
-        result = np.empty(len(self.cases))
         for rows, stacked, asked in self._groups:
             cost = _at_scale(stacked, scale[rows])
             cost = replace(
@@ -102,10 +117,7 @@ class ServingStack:
                 host_per_request_s=cost.host_per_request_s + each[rows],
                 mixed_linear_s=np.maximum(cost.linear_s, uncaptured[rows, None] * self._uncaptured[rows]),
             )
-            seen = served(cost, asked)
-            rate = self._devices[rows] / seen.output_tokens_per_s
-            result[rows] = np.where(self.per_token[rows], seen.tpot_s * 1e3, rate)
-        return result
+            yield rows, cost, asked, served(cost, asked)
 
 
 def _at_scale(stacked: Sequence[StackedCost], scale: FloatArray) -> StackedCost:

@@ -11,13 +11,16 @@ from rlperf.cost.basis import ServedLoad, serving_basis
 from rlperf.errors import SpecError
 from rlperf.specs.engine_calibration import EngineCalibration
 
+LOOP = "closed_loop_ttft_ms"
+"""Metric: mean time to first token of a closed loop, in milliseconds."""
+
 
 def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration] | None = None) -> Outcome:
-    """Predict every row: time per output token; to the first one where the row says how requests come; else throughput.
+    """Predict every row: time per output token, time to the first one, else throughput.
 
-    A rate of random arrivals says it, as static batches and single streams do. In a closed loop the first token
-    includes queueing that rows do not describe (how unequal lengths are, how many requests start together), and is not
-    scored. Throughput is the metric only of rows that publish no time per token.
+    The first tokens of closed loops are a metric of their own, `LOOP`: they hold queueing that rows do not describe
+    (how many requests each client sends, how often the engine takes requests in and streams tokens out), and are not
+    scored where the same prompts are sent again. Throughput is the metric only of rows without a time per token.
     """
     table.need(*NEEDED)
     table.need_one("measured_tpot_ms", "measured_ttft_ms", "measured_output_tokens_per_s_per_gpu")
@@ -34,8 +37,8 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
     rate = row.number("measured_output_tokens_per_s_per_gpu")
     if tpot:
         wanted.append(("tpot_ms", tpot, float(served.tpot_s) * 1e3))
-    if ttft and case.mode in ("static_batch", "single_stream", "online_rate"):
-        wanted.append(("ttft_ms", ttft, float(served.ttft_s) * 1e3))
+    if ttft and case.mode != "offline" and not case.repeated:
+        wanted.append((LOOP if case.closed_loop else "ttft_ms", ttft, float(served.ttft_s) * 1e3))
     if rate and not tpot:
         wanted.append(("tokens_per_s_per_gpu", rate, float(served.output_tokens_per_s) / case.devices))
     if not wanted:
@@ -51,6 +54,8 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
     found = []
     for metric, measured, predicted in wanted:
         low, high = spread.low, spread.high
+        if metric == LOOP:
+            low, high = case.engine.spread_first_token.low, case.engine.spread_first_token.high
         if metric == "tokens_per_s_per_gpu":
             low, high = 1.0 / high, 1.0 / low
         found.append(

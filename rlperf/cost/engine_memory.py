@@ -99,8 +99,9 @@ def engine_memory(
 
     Notes
     -----
-    cache = fraction x memory - weights - activations - graphs - non_torch, at least 0. The constants of the last three
-    come from start-up breakdowns of vLLM (see the engine's profile).
+    cache = fraction x memory - weights - activations - graphs - non_torch, at least 0; where the fraction is of what is
+    free (`fraction_of_free`), fraction x (memory - weights - ...). The constants of the last three come from start-up
+    breakdowns of vLLM (see the engine's profile).
     """
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     memory = engine.memory
@@ -112,8 +113,9 @@ def engine_memory(
     activation = np.minimum(activation, 0.1 * hw.device.usable_memory)  # small cards profile with smaller budgets
     captured = np.full_like(weights, memory.graphs if graphs else 0.0)
     other = memory.non_torch + np.where(replica.tensor * replica.pipeline > 1.0, memory.non_torch_parallel, 0.0)
-    left = fraction * hw.device.usable_memory - weights - activation - captured - other
-    cache = np.maximum(left, 0.0)
+    taken = weights + activation + captured + other
+    left = hw.device.usable_memory - taken if engine.fraction_of_free else fraction * hw.device.usable_memory - taken
+    cache = np.maximum(fraction * left if engine.fraction_of_free else left, 0.0)
     per_token = np.maximum(kv_bytes_per_token(replica), 1e-9)
     return EngineMemory(weights, activation, captured, other, cache, cache / per_token * replica.attention_data)
 
@@ -140,7 +142,8 @@ def max_running(
     )
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     held = as_float(isl) + as_float(osl) * (1.0 if engine.reserves_output else 0.5)
-    each = held * kv_bytes_per_token(replica) + kv_bytes_per_request(replica)
+    halves = stack_of(arch).halves
+    each = sum((half.count * half.layer.cache_bytes(replica, held) for half in halves), np.zeros(())) / replica.pipeline
     fit = memory.kv_cache_bytes / np.maximum(each, 1.0) * replica.attention_data
     return np.minimum(np.floor(fit), float(engine.on(hw.device).max_running))
 

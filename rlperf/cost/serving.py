@@ -92,6 +92,66 @@ def closed_loop(
     return Served(ttft + queued / np.maximum(slots, 1.0) * cycle, tpot, slots * n_out / cycle, running)
 
 
+def first_token_of_run_s(
+    cost: EngineStepCost,
+    served: Served,
+    concurrency: Array,
+    isl: Array,
+    osl: Array,
+    *,
+    each: Array,
+    max_running: FloatArray | float = np.inf,
+    token_budget: FloatArray | float = 8192.0,
+    chunked: bool = True,
+    interference: FloatArray | float = 1.0,
+    look_ahead: bool = False,
+) -> FloatArray:
+    r"""Mean time to first token of a whole run of a `closed_loop`, which all clients begin at once [s].
+
+    .. math::
+
+        \bar t = \frac{t_w}{k} + \left(1 - \frac{1}{k}\right) t,\quad
+        t_w = \frac{1}{J} \sum_{j=1}^{J} \sum_{i=1}^{j} s_i,\quad J = \lceil b_0 n_i / B \rceil
+
+    Parameters
+    ----------
+    served : what `closed_loop` says of the same load
+    each : k, requests that a client sends one after the other [1]; a benchmark of N requests has N / c
+    concurrency ... look_ahead : as in `closed_loop` and `open_loop`
+
+    Notes
+    -----
+    The first requests of all clients wait for one another: b_0 = min(c, b_max) prompts fill J engine_steps, of which
+    the i-th takes s_i, linear in the prompts before it, which decode beside it (``chunked``) or wait. Beyond b_max
+    they wait for places: the q-th for ceil(q / b_max) cycles. Every later request comes alone into a loop of c - 1
+    others, at random (`_arrival_s`). Told from no measurement; against events: tests/test_serving_first_token.py.
+    """
+    c, n_in, n_out, k = as_float(concurrency), as_float(isl), as_float(osl), as_float(each)
+    slots = np.minimum(c, max_running)
+    cycle, queued = slots * n_out / served.output_tokens_per_s, np.maximum(c - slots, 0.0)
+    others = np.maximum(slots - 1.0, 0.0)
+    rate, running = interference * others / cycle, served.running * others / np.maximum(slots, 1.0)
+    later = _arrival_s(cost, rate, running, n_in, n_out, token_budget, chunked, look_ahead)
+    first = _start_s(cost, slots, n_in, token_budget, chunked) + queued / c * (queued / slots + 1.0) * cycle / 2.0
+    return np.asarray(first / k + (1.0 - 1.0 / k) * (later + queued / slots * cycle))
+
+
+def _start_s(
+    cost: EngineStepCost, prompts: FloatArray, isl: FloatArray, budget: FloatArray | float, chunked: bool
+) -> FloatArray:
+    """Mean seconds to the first token of prompts that are all there at once: t_w of `first_token_of_run_s`."""
+    if chunked:
+        count = np.maximum(np.ceil(prompts * isl / budget), 1.0)
+        share = prompts / count
+        tokens, pairs, before = share * isl, share * isl * (isl + 1.0) / 2.0, prompts - share
+        least = cost.engine_step_s(0.0, 0.0, tokens, pairs, share)
+        most = cost.engine_step_s(before, before * isl, tokens, pairs, share)
+    else:
+        count = np.ceil(prompts / np.maximum(np.floor(budget / isl), 1.0))
+        least = most = _prompt_s(cost, isl, budget, 0.0, 0.0, prompts / count)
+    return np.asarray((count + 1.0) * (least / 2.0 + (most - least) / 6.0))
+
+
 def _together(arriving: FloatArray) -> FloatArray:
     """Prompts of an engine_step that has any, where they come at random [1]."""
     came = np.maximum(arriving, 1e-9)
@@ -159,13 +219,27 @@ def open_loop(
     )  # fmt: skip
     served, clients = _in_flight(loop, rate, n_in, n_out, most)
     running = np.minimum(served.running, clients)
-    kv_tokens = running * (n_in + n_out / 2.0)
-    decode, alone = cost.decode_s(running, kv_tokens), _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
+    first = _arrival_s(cost, rate, running, n_in, n_out, token_budget, chunked, look_ahead)
+    return replace(served, ttft_s=first)
+
+
+def _arrival_s(
+    cost: EngineStepCost,
+    rate: FloatArray,
+    running: FloatArray,
+    isl: FloatArray,
+    osl: FloatArray,
+    budget: FloatArray | float,
+    chunked: bool,
+    look_ahead: bool,
+) -> FloatArray:
+    """Seconds to the first token of a random arrival at an engine that decodes ``running``, others come at ``rate``."""
+    kv_tokens = running * (isl + osl / 2.0)
+    decode, alone = cost.decode_s(running, kv_tokens), _prompt_s(cost, isl, budget, 0.0, 0.0)
     beside, cached = (running, kv_tokens) if chunked else (np.zeros_like(running), np.zeros_like(running))
-    one, two = (_prompt_s(cost, n_in, token_budget, beside, cached, prompts) for prompts in (1.0, 2.0))
-    added = np.maximum(one - np.ceil(n_in / token_budget) * decode, 0.0) if chunked else one
-    first = _first_token_s(rate, running, decode, added, np.maximum(two - one, 0.0), alone, chunked, look_ahead)
-    return Served(first, served.tpot_s, served.output_tokens_per_s, served.running)
+    one, two = (_prompt_s(cost, isl, budget, beside, cached, prompts) for prompts in (1.0, 2.0))
+    added = np.maximum(one - np.ceil(isl / budget) * decode, 0.0) if chunked else one
+    return _first_token_s(rate, running, decode, added, np.maximum(two - one, 0.0), alone, chunked, look_ahead)
 
 
 TURNS = 16
@@ -251,6 +325,54 @@ def _first_token_s(
     idle = alone * (1.0 + lone / (2.0 * (1.0 - lone)))
     empty = np.exp(-running)
     return np.asarray((1.0 - empty) * busy + empty * idle)
+
+
+def queue_of(
+    cost: EngineStepCost,
+    sent: Array,
+    isl: Array,
+    osl: Array,
+    *,
+    max_running: FloatArray | float = np.inf,
+    token_budget: FloatArray | float = 8192.0,
+    chunked: bool = True,
+) -> Served:
+    r"""N equal requests that are all there from the start: throughput of the whole run, its emptying batch included.
+
+    .. math::
+
+        T = n_o (W d(b) + d(r)) + N \delta + J (2 d(b / 2) - d(b)),\quad
+        b = \min(N, b_{max}),\quad N = W b + r,\quad J = \lceil b n_i / B \rceil
+
+    Parameters
+    ----------
+    sent : N, requests of the run [1], finite
+    isl ... chunked : as in `closed_loop`
+
+    Notes
+    -----
+    W full waves of b requests decode, and one of the r that are left, whose engine_steps d(r) hardly take less than
+    d(b) while weights are what they read. Every prompt adds δ, shared by as many as the budget holds: equal requests
+    stay together. The first wave fills J engine_steps one after the other and the last one ends so, half full in the
+    mean. A request decodes beside half of its own wave's prompts and half of the next one's.
+    """
+    n, n_in, n_out = as_float(sent), as_float(isl), as_float(osl)
+    b = np.minimum(n, max_running)
+    waves = np.floor(n / b)
+    rest = n - waves * b
+    full, last, half = (cost.decode_s(some, some * (n_in + n_out / 2.0)) for some in (b, rest, b / 2.0))
+    group = np.clip(np.floor(token_budget / n_in), 1.0, b)
+    beside = b if chunked else np.zeros_like(b)
+    whole = _prompt_s(cost, n_in, token_budget, beside, beside * (n_in + n_out / 2.0), group)
+    prompt = np.maximum(whole - np.ceil(n_in / token_budget) * full, 0.0) / group if chunked else whole / group
+    fill = np.ceil(b * n_in / token_budget) * np.maximum(2.0 * half - full, 0.0)
+    seconds = n_out * (waves * full + (rest > 0.0) * last) + n * prompt + fill
+    tpot = (waves * b * full + rest * last) / n + (1.0 - 0.5 * b / n) * (b - 1.0) * prompt / np.maximum(
+        n_out - 1.0, 1.0
+    )
+    before = waves * (b * (waves - 1.0) / 2.0 + rest) / n  # waves that a request waits for
+    first = _start_s(cost, b, n_in, token_budget, chunked) + before * (n_out * full + b * prompt)
+    return Served(first, tpot, n * n_out / seconds, n * n_out * tpot / seconds)
 
 
 def offline(

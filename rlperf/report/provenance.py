@@ -17,7 +17,7 @@ from rlperf.specs.trainer_calibration import TrainerCalibration
 FITTED, READ, ASSUMED = "fitted", "read", "assumed"
 META = ("source", "sources", "date", "notes", "provenance", "quality", "id", "name", "title", "aliases", "rows", "n",
         "row_ids", "configurations", "memory_configurations", "schema_version", "software", "spread",
-        "spread_extrapolated", "spread_served", "spread_throughput", "release", "step_spread",
+        "spread_extrapolated", "spread_served", "spread_throughput", "spread_first_token", "release", "step_spread",
         "kernel", "extrapolated_from", "confidence", "capability",
         "relative")  # fmt: skip
 """Fields that describe constants and are none."""

@@ -159,6 +159,8 @@ class EngineCalibration(Frozen):
     )
     reserves_output: bool = Field(False, description="admits a request only when its longest output fits as well")
     memory_fraction: float = Field(0.9, gt=0, le=1)
+    fraction_of_free: bool = Field(False, description="of what weights and workspace leave, not of the whole device")
+    frees_windows: bool = Field(True, description="cache of tokens that no sliding window sees any more is freed")
     overhead: EngineOverhead
     memory: EngineMemoryFit
     spread_extrapolated: Spread = Field(Spread(), description="where operators have no kernel table behind them")
@@ -166,6 +168,9 @@ class EngineCalibration(Frozen):
         None, description="the interval of seconds per token, of all engines; None: this engine's own two"
     )
     spread_throughput: Spread = Field(Spread(), description="of tokens per second where nobody states the batch")
+    spread_first_token: Spread = Field(
+        Spread(), description="of the first tokens of closed loops, whose clients all begin at once"
+    )
     notes: str = ""
     release: str = Field("", description="first two numbers of the version that was asked for; empty: not said")
     factors: tuple[GroupFactor, ...] = ()

@@ -248,6 +248,10 @@ class Layer:
         """What a request holds in one layer whatever its length: windows and recurrent states [bytes]."""
         return 0.0
 
+    def cache_bytes(self, replica: Replica, tokens: FloatArray) -> FloatArray:
+        """What a request of so many tokens holds in one layer, on one device that holds it [bytes]."""
+        return np.asarray(tokens * self.cache_bytes_per_token(replica) + self.cache_bytes_per_request(replica))
+
     # -- a trainer ----------------------------------------------------------------------------------------------
 
     def training_s(self, device: TrainerDevice) -> Seconds | None:

@@ -28,8 +28,15 @@ class Sliding(Full):
         return [self._prefill(replica, "sliding attention", count, sequences, query, kv)]
 
     def cache_bytes_per_token(self, replica: Replica) -> FloatArray:
-        return np.zeros(())
+        """Nothing, but where the engine keeps what lies behind the window."""
+        return np.zeros(()) if replica.engine.frees_windows else super().cache_bytes_per_token(replica)
 
     def cache_bytes_per_request(self, replica: Replica) -> FloatArray:
         """A whole window."""
-        return super().cache_bytes_per_token(replica) * self.window
+        each = super().cache_bytes_per_token(replica)
+        return each * self.window if replica.engine.frees_windows else np.zeros_like(each)
+
+    def cache_bytes(self, replica: Replica, tokens: FloatArray) -> FloatArray:
+        """Of a request shorter than the window no more than its tokens."""
+        kept = np.minimum(tokens, self.window) if replica.engine.frees_windows else tokens
+        return np.asarray(kept * super().cache_bytes_per_token(replica))

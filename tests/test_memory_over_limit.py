@@ -140,8 +140,8 @@ def test_rows_that_ran_fit(measured_data: Path) -> None:
     for indices in batches_of(ran):
         first = ran[indices[0]]
         layout, batch = stack([ran[i].layout for i in indices], [ran[i].microbatches for i in indices])
-        parts = trainer_memory(first.architecture, first.hardware, first.memory_trainer, layout, batch, first.options)
-        limit, trainer = first.hardware.device.usable_memory, first.memory_trainer
+        parts = trainer_memory(first.architecture, first.hardware, first.trainer, layout, batch, first.options)
+        limit, trainer = first.hardware.device.usable_memory, first.trainer
         risks = out_of_memory_risk(parts.total.ravel(), limit, trainer.memory_low, trainer.memory_high)
         wrong += [ran[i].row_id for i, risk in zip(indices, risks, strict=True) if risk > 0.5]
         sure += int((risks > 0.9).sum())

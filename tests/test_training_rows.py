@@ -45,7 +45,7 @@ def test_frameworks_and_ages_choose_the_backend() -> None:
     ]  # fmt: skip
     assert found == [
         "megatron_legacy", "megatron", "megatron_deepspeed", "deepspeed_legacy", "deepspeed", "fsdp2",
-        "fsdp_llm_foundry", "megatron_bridge_narrow", None, "fsdp2", "fsdp2", "nemo",
+        "fsdp_llm_foundry", "megatron_bridge_narrow", None, "fsdp2", "torchtitan", "nemo",
     ]  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_a_framework_that_no_fit_saw_and_a_mixture_are_less_certain(tmp_path: Pa
     )
     assert newer == known
     assert strange > 1.2 * known and experts > 1.2 * known
-    doubt = load_trainer("fsdp2").generation(load_device("h100_sxm")).doubt
+    doubt = load_trainer("torchtitan").generation(load_device("h100_sxm")).doubt
     assert doubt is not None
     assert known == pytest.approx(2.132 * doubt.dense, rel=1e-3)
 

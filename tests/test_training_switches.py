@@ -9,9 +9,13 @@ import pytest
 
 from rlperf.calibrate.row_switches import of_note, of_recipe, recomputed
 from rlperf.cost.batching import Microbatches
-from rlperf.cost.trainer_device import UpdateOptions
+from rlperf.cost.layers.moe import Moe
+from rlperf.cost.roofline import stream_s
+from rlperf.cost.trainer_device import TrainerDevice, UpdateOptions, work_of
 from rlperf.cost.training import TrainingCost, training_update
+from rlperf.cost.training_pipeline import launch_s
 from rlperf.layout import RECOMPUTE, Layout
+from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
@@ -38,7 +42,8 @@ EXPERTS = Layout.of(data_parallel=8, expert_parallel=8, zero_stage=1)
 @pytest.mark.parametrize(("note", "stated"), [
     ("CUDA graph: none; CUDA graph scope: full_iteration", {"cuda_graph": "none"}),
     ("CUDA graph: local; CUDA graph scope: full_iteration", {"cuda_graph": "full_iteration"}),
-    ("CUDA graph: full_iteration; dispatcher: hybridep", {"cuda_graph": "full_iteration", "dispatcher": "deepep"}),
+    ("CUDA graph: full_iteration; dispatcher: hybridep", {"cuda_graph": "full_iteration", "dispatcher": "hybridep"}),
+    ("dispatcher: deepep", {"dispatcher": "deepep"}),
     ("CUDA graph: transformer_engine; CUDA graph scope: attn;moe_router", {"cuda_graph": "partial"}),
     ("TP comm overlap off, P2P overlap off, grad/param overlap off",
      {"tensor_overlap": False, "pipeline_overlap": False, "data_overlap": False}),
@@ -122,3 +127,58 @@ def test_eager_passes_and_scaled_rows_cost_more() -> None:
         for on in (False, True)
     )
     assert rows >= whole
+
+
+def test_experts_in_16_bits_and_hybrid_dispatch_launch_less_and_drops_leave_the_device_as_it_was() -> None:
+    trainer = load_trainer("megatron_bridge")
+    layer = [launch_s(MOE, trainer, EXPERTS, Switches(dispatcher=kind), "fp8") for kind in ("deepep", "hybridep")]
+    assert layer[1] == pytest.approx(trainer.timing.hybrid_host * layer[0])
+    saved = layer[0] - launch_s(MOE, trainer, EXPERTS, Switches(dispatcher="deepep"), "bf16")
+    each = trainer.timing.host_expert * 128 / 8
+    assert saved == pytest.approx((1.0 - trainer.timing.wide_expert) * each) and saved > 0.0
+    plain, dropping = (cost(EXPERTS, Switches(drops_tokens=on)) for on in (False, True))
+    assert float(plain.forward_s) == float(dropping.forward_s) and float(plain.host_s) > float(dropping.host_s)
+
+
+def around_products(arch: Architecture, dtype: str, switches: Switches) -> tuple[float, float]:
+    """Seconds of the experts of 4,096 tokens on one of eight devices, (forward, backward), without any gap."""
+    trainer = load_trainer("megatron_bridge")
+    timing = trainer.timing.model_copy(update={"moe_layer": 0.0, "expert_gap": 0.0})
+    work = work_of(EXPERTS, Microbatches.fixed(EXPERTS, 4096, 16))
+    options = UpdateOptions(dtype=dtype, switches=switches)
+    bare = trainer.model_copy(update={"timing": timing})
+    found = Moe(arch).training_s(TrainerDevice(H100, bare, EXPERTS, work, options))
+    return float(found.forward), float(found.backward)
+
+
+@pytest.mark.parametrize(("dispatcher", "forward", "backward"), [
+    # casts of 2,048 and 768 values (backward 2 x 768), 2 bytes read and 1 + 1 written; padded and cut, 2 x (2 + 2)
+    ("alltoall", 4 * (2048 + 768) + 8 * 2048, 4 * (2048 + 2 * 768) + 8 * 2048),
+    ("hybridep", 4 * (2048 + 768), 4 * (2048 + 2 * 768)),
+])  # fmt: skip
+def test_passes_around_narrow_experts_by_hand(dispatcher: str, forward: float, backward: float) -> None:
+    plain = Switches.model_validate({"dispatcher": dispatcher})
+    fused = plain.model_copy(update={"cuda_graph": "full_iteration"})
+    ahead, back = (
+        one - other
+        for one, other in zip(around_products(MOE, "fp8", plain), around_products(MOE, "fp8", fused), strict=True)
+    )
+    pairs = 4096 * 8
+    assert ahead == pytest.approx(float(stream_s(H100, pairs * forward)))
+    assert back == pytest.approx(float(stream_s(H100, pairs * backward)))
+    assert around_products(MOE, "bf16", plain) == around_products(MOE, "bf16", fused)
+
+
+def test_biases_of_experts_are_weighed_in_fp32_by_hand() -> None:
+    """b p written (4), added (2 + 4, 4), joined (4, 4), made narrow (4, 2): 28 bytes of 2,880 values of a pair."""
+    biased = load_architecture("gpt-oss-120b")
+    assert biased.experts is not None
+    bare = biased.model_copy(update={"experts": biased.experts.model_copy(update={"bias": False})})
+    ahead, back = (
+        one - other
+        for one, other in zip(
+            around_products(biased, "bf16", Switches()), around_products(bare, "bf16", Switches()), strict=True
+        )
+    )
+    assert ahead == pytest.approx(float(stream_s(H100, 4096 * 4 * 28 * 2880)))
+    assert back / ahead == pytest.approx(40.0 / 28.0)

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
-from rlperf.cost.layers.linear import BACKWARD, Linear
+from rlperf.cost.layers.linear import Linear
+from rlperf.cost.layers.mamba import Mamba
+from rlperf.cost.layers.recurrent import BACKWARD, Recurrent
 from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.parameters import embedding_parameters, language_parameters, routed_parameters
-from rlperf.cost.scan import scan_fit, scan_with
+from rlperf.cost.scan import chunked_with, scan_fit, scan_with
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.trainer_device import PLAIN, Seconds, TrainerDevice, UpdateOptions, work_of
 from rlperf.cost.training import PARTS, layer_table, training_update
@@ -392,7 +394,23 @@ def test_scans_of_a_trained_delta_rule_take_the_seconds_of_their_kernel() -> Non
     assert layer.scan_values(untimed) - layer.scan_values(hw) == layer.chunk_state_bytes
 
 
-def _scan_of(layer: Linear, hw: Hardware, sequences: float) -> Seconds:
+def test_scans_of_a_trained_mamba_take_the_seconds_of_their_kernel() -> None:
+    layer = next(
+        half.layer
+        for half in stack_of(load_architecture("Nemotron-3-Nano-30B-A3B")).halves
+        if isinstance(half.layer, Mamba)
+    )
+    hw, untimed = load_hardware("b200_sxm"), load_hardware("mi355x")
+    fit = scan_fit(hw, "mamba", "context", "")
+    assert fit is not None
+    # a sixteenth of 64 heads of 128 x 64, chunks of 128
+    found, forward = _scan_of(layer, hw, 1.0), chunked_with(hw.device, fit, 1.0, 8192.0, 4.0, 128, 64, 128)
+    assert float(found.forward) == pytest.approx(float(forward))
+    assert float(found.backward) == pytest.approx(BACKWARD * float(forward))
+    assert layer.scan_values(untimed) - layer.scan_values(hw) == layer.chunk_state_bytes
+
+
+def _scan_of(layer: Recurrent, hw: Hardware, sequences: float) -> Seconds:
     found = layer.training_s(_device(hw, sequences))
     assert found is not None
     return found

@@ -41,7 +41,7 @@ class PeakRows:
             seen = [
                 row
                 for row, used in zip(self.rows, self.in_part, strict=True)
-                if used and row.memory_trainer.id == name and row.row_id not in without
+                if used and row.trainer.id == name and row.row_id not in without
             ]
             start = middle(load_trainer(name), knobs)
             if not seen:
@@ -61,8 +61,8 @@ class PeakRows:
         """The rows ``members``, predicted with fitted backends, or with what is shipped where none is fitted."""
         rows = [self.rows[i] for i in members]
         predicted = np.zeros(len(rows))
-        for name in {row.memory_trainer.id for row in rows}:
-            own = [i for i, row in enumerate(rows) if row.memory_trainer.id == name]
+        for name in {row.trainer.id for row in rows}:
+            own = [i for i, row in enumerate(rows) if row.trainer.id == name]
             predicted[own] = predict_peaks([rows[i] for i in own], fitted.get(name))
         return tuple(peak_figure(row, float(value)) for row, value in zip(rows, predicted, strict=True))
 
@@ -82,7 +82,7 @@ def predict_groups(path: Path, table: Table, by: str, tell: Tell = quiet) -> lis
         if scored:
             without = frozenset(found[i].row_id for i in members)
             fits = {digest(found[i].configuration) for i in members
-                    if peaks.in_part[i] and found[i].memory_trainer.id in MEMORY_KNOBS}  # fmt: skip
+                    if peaks.in_part[i] and found[i].trainer.id in MEMORY_KNOBS}  # fmt: skip
             left = peaks.fitted(without) if fits else whole
             groups.append(LeftOutGroup(name, len(fits), peaks.figures(scored, whole), peaks.figures(scored, left)))
     return groups

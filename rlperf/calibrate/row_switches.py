@@ -80,7 +80,9 @@ def of_note(note: str, source: str) -> Switches:
         stated["ring"] = "unbalanced"
     if (graph := _graph(note)) is not None:
         stated["cuda_graph"] = graph
-    if re.search(r"dispatcher: (hybridep|deepep)|HybridEP dispatcher|kernels: .*DeepEP", note):
+    if re.search(r"dispatcher: hybridep|HybridEP dispatcher", note):
+        stated["dispatcher"] = "hybridep"
+    elif re.search(r"dispatcher: deepep|kernels: .*DeepEP", note):
         stated["dispatcher"] = "deepep"
     if re.search(r"all-to-all overlap: True|EP overlap on|\(EP overlap", note):
         stated["expert_overlap"] = True

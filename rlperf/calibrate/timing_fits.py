@@ -36,11 +36,11 @@ from rlperf.specs.trainer_calibration import Doubt, Generation, TrainerCalibrati
 
 BACKENDS = (
     "megatron", "megatron_legacy", "megatron_deepspeed", "megatron_bridge", "megatron_bridge_narrow", "nemo",
-    "fsdp2", "automodel", "fsdp_llm_foundry", "deepspeed", "deepspeed_legacy",
+    "fsdp2", "torchtitan", "automodel", "fsdp_llm_foundry", "deepspeed", "deepspeed_legacy",
 )  # fmt: skip
 """Backends with constants of their own; others have a relative's."""
 
-POOLED = ("megatron_bridge", "megatron_bridge_narrow")
+POOLED = ("megatron_bridge", "megatron_bridge_narrow", "torchtitan")
 """Backends that are shipped with the pool's seconds. The others keep fits of their own, beside which their RL
 frameworks' overheads were told (docs/guide/accuracy-training.md)."""
 LENT: Mapping[str, Mapping[str, str]] = {

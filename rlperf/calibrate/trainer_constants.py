@@ -16,6 +16,7 @@ from rlperf.calibrate.pooling import STEP, Constant, Kind, Rows
 from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.trainer_device import BEFORE_HOPPER
 from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, IntArray, Layout
@@ -40,8 +41,8 @@ class Shared:
 
 
 MEGATRON = ("megatron", "megatron_bridge", "megatron_bridge_narrow", "nemo")
-SHARDED = ("megatron_bridge", "fsdp2", "automodel", "fsdp_llm_foundry", "deepspeed", "deepspeed_legacy")
-EAGER = ("fsdp2", "automodel")
+EAGER = ("fsdp2", "automodel", "torchtitan")
+SHARDED = ("megatron_bridge", *EAGER, "fsdp_llm_foundry", "deepspeed", "deepspeed_legacy")
 
 OF_DEVICE = (
     Shared("sustained", 0.75, 0.2, 0.3, 1.1),
@@ -66,6 +67,8 @@ OF_STACK = (
     Shared("host_layer", 4e-4, 0.5, 1e-5, 1.5e-3),
     Shared("host_moe_layer", 2e-3, 0.6, 1e-4, 1e-2),
     Shared("host_expert", 8e-5, 0.8, 1e-6, 1e-3, only=MEGATRON),
+    Shared("wide_expert", 0.4, 0.4, 0.05, 1.0, only=MEGATRON),
+    Shared("hybrid_host", 0.8, 0.3, 0.2, 1.0, only=MEGATRON),
     Shared("host_norm", 5.0, 0.4, 2.0, 30.0),
     Shared("graph_host", 0.7, 0.25, 0.1, 1.0, only=MEGATRON),
     Shared("drop_host", 0.6, 0.3, 0.1, 1.0, only=MEGATRON),
@@ -79,7 +82,7 @@ OF_STACK = (
     Shared("pipeline_overlap", 0.5, 0.3, 0.02, 0.95, only=MEGATRON),
     Shared("data_overlap", 0.7, 0.3, 0.02, 1.0, only=MEGATRON),
     Shared("contention", 0.1, 0.5, 0.005, 1.0, only=SHARDED),
-    Shared("cross_entropy_bytes", 40.0, 0.5, 6.0, 150.0, only=("fsdp2", "automodel", "fsdp_llm_foundry")),
+    Shared("cross_entropy_bytes", 40.0, 0.5, 6.0, 150.0, only=(*EAGER, "fsdp_llm_foundry")),
     Shared("chunked_bytes", 90.0, 0.6, 12.0, 500.0, only=EAGER),
     Shared("lora_bytes", 6.0, 0.6, 0.5, 60.0),
     Shared("update", 0.02, 1.0, 1e-5, 1.0),
@@ -99,7 +102,7 @@ KINDS = (
     Kind("backend on generation", (*RATES, "attention", "flash2"), most=0.25),
 )
 
-TIMED_AS: Mapping[str, str] = {"megatron_bridge_narrow": "megatron_bridge"}
+TIMED_AS: Mapping[str, str] = {"megatron_bridge_narrow": "megatron_bridge", "torchtitan": "fsdp2"}
 """Backends that are another's code with states stored otherwise: one set of seconds serves both."""
 
 
@@ -214,6 +217,8 @@ def _told(one: Shared, row: TrainingRow) -> bool:
         "flash2": second,
         "flash1": row.flash1,
         "rowwise": row.switches.rowwise,
+        "hybrid_host": row.switches.dispatcher == "hybridep",
+        "wide_expert": row.architecture.experts is not None and not dtype_of(row.dtype).narrow,
         "graph_host": row.switches.cuda_graph == "partial",
         "chunked_bytes": row.chunked_loss,
         "lora_bytes": bool(row.lora_rank),

@@ -62,7 +62,7 @@ def _provenance(fit: Fit, knobs: Sequence[Knob], file: str) -> TrainerProvenance
 
 def fit_memory(trainer: TrainerCalibration, rows: Sequence[TrainingRow]) -> TrainerCalibration:
     """Fit a backend's working sets on the peaks of the calibration part; without peaks, the backend as it is."""
-    mine = [row for row in rows if row.peak_bytes and row.memory_trainer.id == trainer.id]
+    mine = [row for row in rows if row.peak_bytes and row.trainer.id == trainer.id]
     part = calibration_part([row for row in rows if row.peak_bytes])
     seen = [row for row in mine if digest(row.configuration) in part]
     knobs = MEMORY_KNOBS.get(trainer.id)

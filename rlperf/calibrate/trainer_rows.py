@@ -57,7 +57,7 @@ BACKENDS: tuple[tuple[str, str], ...] = (
     ("llm-foundry", "fsdp_llm_foundry"),
     ("prime-rl", "fsdp2"),
     ("dtensor", "fsdp2"),
-    ("torchtitan", "fsdp2"),
+    ("torchtitan", "torchtitan"),
     ("fsdp2", "fsdp2"),
     ("fsdp", "fsdp2"),
     ("deepspeed", "deepspeed"),
@@ -66,9 +66,6 @@ BACKENDS: tuple[tuple[str, str], ...] = (
     ("nemo", "nemo"),
 )
 """Beginning or part of a framework's name, and the backend whose constants serve."""
-
-MEMORY_BACKENDS = (("torchtitan", "torchtitan"),)
-"""The same for memory, where it differs: stacks that share seconds and yet keep other things in memory."""
 
 RELATIVES: tuple[tuple[str, str], ...] = (
     ("megascale", "nemo"),
@@ -119,11 +116,6 @@ def _backend(row: TrainingRow) -> str | Guess[str]:
     return found
 
 
-def _memory_trainer(row: TrainingRow) -> TrainerCalibration:
-    framework = row.row.text("framework").lower()
-    return load_trainer(next((name for part, name in MEMORY_BACKENDS if part in framework), row.backend))
-
-
 def _batch(row: TrainingRow) -> float:
     batch, length = (cell(row.row, name, positive) for name in ("global_batch", "seq_len"))
     if not (batch and length):
@@ -170,7 +162,7 @@ def _recompute(row: TrainingRow) -> Guess[str]:
     parts = trainer_memory(
         row.architecture,
         row.hardware,
-        row.memory_trainer,
+        row.trainer,
         layout,
         Microbatches.fixed(layout, row.seq_len, row.batch),
         UpdateOptions(dtype=row.dtype, lora_rank=row.lora_rank),
@@ -245,7 +237,6 @@ class TrainingRow(Reading):
     devices_per_node: int | None = column(count, None, name="gpus_per_node")
     hardware: Hardware = derived(_hardware)
     trainer: TrainerCalibration = derived(lambda row: load_trainer(row.backend))
-    memory_trainer: TrainerCalibration = derived(_memory_trainer)
     dtype: str = column(one_of(tuple(DTYPES)), "bf16", name="compute_dtype")
     note: str = column(text, "")
     devices: int = column(count, 1, name="n_gpus")
@@ -324,7 +315,7 @@ class TrainingRow(Reading):
     @property
     def compiled_loss(self) -> bool:
         """Whether the loss is compiled with them: from some release on, which the benchmark's date stands for."""
-        since = self.memory_trainer.workspace.compiled_loss_since
+        since = self.trainer.workspace.compiled_loss_since
         dated = re.search(r"20\d\d-?[01]\d", self.row.text("framework_version") or self.row.text("source"))
         return bool(self.compiled and since and dated and dated[0].replace("-", "") >= since)
 

@@ -32,7 +32,7 @@ def shared_arguments(row: TrainingRow) -> tuple[object, ...]:
         row.backend, row.architecture.name, row.device, row.hardware.cluster.devices_per_node, row.dtype,
         row.lora_rank, row.chunked_loss,
         row.flash2, row.switches, row.recompute_experts, recomputed(row.note),
-        row.memory_trainer.id, row.compiled, row.compiled_loss,
+        row.compiled, row.compiled_loss,
     )  # fmt: skip
 
 

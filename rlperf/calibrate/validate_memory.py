@@ -51,7 +51,7 @@ def predict_peaks(rows: list[TrainingRow], trainer: TrainerCalibration | None = 
         first = rows[indices[0]]
         layout, batch = stack([rows[i].layout for i in indices], [rows[i].microbatches for i in indices])
         parts = trainer_memory(
-            first.architecture, first.hardware, trainer or first.memory_trainer, layout, batch, first.options
+            first.architecture, first.hardware, trainer or first.trainer, layout, batch, first.options
         )
         out[indices] = np.minimum(parts.allocated, first.hardware.device.usable_memory - parts.context)
     return out
@@ -66,12 +66,12 @@ def peak_figure(row: TrainingRow, predicted: float) -> PredictedFigure:
         metric="peak_memory_gb",
         measured=float(row.peak_bytes or np.nan) / 1e9,
         predicted=predicted / 1e9,
-        low=predicted * row.memory_trainer.memory_low**widen / 1e9,
-        high=predicted * row.memory_trainer.memory_high**widen / 1e9,
-        calibration=row.memory_trainer.id,
+        low=predicted * row.trainer.memory_low**widen / 1e9,
+        high=predicted * row.trainer.memory_high**widen / 1e9,
+        calibration=row.trainer.id,
         assumed=row.assumed,
         extrapolated=any(half.layer.unmeasured_training for half in stack_of(row.architecture).halves),
-        used_in_calibration=digest(row.configuration) in row.memory_trainer.memory_configurations,
+        used_in_calibration=digest(row.configuration) in row.trainer.memory_configurations,
     )
 
 

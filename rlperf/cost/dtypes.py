@@ -21,6 +21,11 @@ class Dtype:
     stand_ins: tuple[str, ...] = ()
     output_bytes: float = 2.0
 
+    @property
+    def narrow(self) -> bool:
+        """Whether activations are cast before a product."""
+        return self.activation_bytes < 2.0
+
 
 # Block-scaled types carry one scale per block: fp8_block 4 bytes per 128 x 128 weights (per 128 activations),
 # nvfp4 1 byte per 16 values, mxfp4 and mxfp8 1 byte per 32 values (OCP Microscaling Formats 1.0, table 1).

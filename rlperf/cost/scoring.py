@@ -57,7 +57,7 @@ def scoring_pass(
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
     each, timing = arch.layers / p, trainer.timing
     hop = layout.virtual_pipeline * stage_hop_s(arch, hw, trainer, layout, work, overlap=on.pipeline_overlap)
-    device, host = compute.forward + tensor + context + expert, launch_s(arch, trainer, layout, on)
+    device, host = compute.forward + tensor + context + expert, launch_s(arch, trainer, layout, on, options.dtype)
     times = stage_times(arch, trainer, layout, device, host, seen, head, hop)
     traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, np.zeros(()))
     tables = shard_traffic(hw, trainer, layout, stage.embedding + stage.head, np.zeros(()), np.zeros(()))

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.dtypes import dtype_of
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import Generation, TrainerCalibration
@@ -50,6 +51,11 @@ def sustained(generation: Generation, dtype: str) -> float:
     if dtype in ("nvfp4", "mxfp4"):
         return generation.sustained_fp4
     return generation.sustained if dtype in ("bf16", "fp16", "fp32", "tf32") else generation.sustained_fp8
+
+
+def expert_share(trainer: TrainerCalibration, dtype: str) -> FloatArray | float:
+    """Share of what an expert costs in launches and gaps for a dtype: narrow inputs are cast expert by expert [1]."""
+    return 1.0 if dtype_of(dtype).narrow else trainer.timing.wide_expert
 
 
 Ends = tuple[int | None, int | None]

@@ -195,7 +195,7 @@ def _layer_pass(arch: Architecture, device: TrainerDevice, costs: MicrobatchSeco
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     selective = (layout.activation_recompute == RECOMPUTE.index("selective")).astype(np.float64)
     stack = stack_of(arch)
-    launches = launch_s(arch, device.trainer, layout, device.switches)
+    launches = launch_s(arch, device.trainer, layout, device.switches, device.dtype)
     early = full * timing.recompute_stops_early
     # latent attention's up projections cost about what its core does
     repeated = compute.attention * bool({"core_attn", "mla_up_proj"} & set(modules))

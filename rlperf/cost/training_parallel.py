@@ -129,7 +129,7 @@ def expert_traffic(
     seconds: FloatArray = np.zeros(())
     for route, count in stack_of(arch).routed:
         copies = np.asarray(float(route.active))
-        if switches.dispatcher == "deepep":
+        if switches.dispatcher != "alltoall":
             places = np.where(nodes > 1.0, nodes, ep)
             reached = places * -np.expm1(copies * np.log1p(-1.0 / np.maximum(places, 1.0 + 1e-9)))
             copies = np.minimum(copies, np.maximum(reached, 1.0))

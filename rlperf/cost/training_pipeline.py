@@ -8,21 +8,25 @@ import numpy as np
 
 from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import stage_layers
+from rlperf.cost.trainer_device import expert_share
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration
 from rlperf.specs.trainer_switches import Switches
 
 
-def launch_s(arch: Architecture, trainer: TrainerCalibration, layout: Layout, switches: Switches) -> FloatArray | float:
+def launch_s(
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, switches: Switches, dtype: str
+) -> FloatArray | float:
     """Seconds in which the host launches one pass of the mean layer; a graph of the whole iteration leaves none."""
     timing, stack = trainer.timing, stack_of(arch)
     left = {"none": 1.0, "partial": timing.graph_host, "full_iteration": 0.0}[switches.cuda_graph]
     moe: FloatArray | float = timing.host_moe_layer * stack.routed_share
     if arch.experts:
         held = sum(route.count * count for route, count in stack.routed) / arch.layers
-        moe = moe + timing.host_expert * held / layout.expert_parallel
+        moe = moe + expert_share(trainer, dtype) * timing.host_expert * held / layout.expert_parallel
     waiting = timing.drop_host if switches.drops_tokens else 1.0
+    waiting = waiting * (timing.hybrid_host if switches.dispatcher == "hybridep" else 1.0)
     return left * (timing.host_layer * (1.0 - stack.routed_share) + waiting * moe)
 
 

@@ -172,6 +172,12 @@ class Timing(Frozen):
     host_expert: Seconds = Field(
         0.0, description="host time per expert of a device and forward, where each expert's products are launched alone"
     )
+    hybrid_host: float = Field(
+        1.0, gt=0, le=1, description="share of a MoE layer's launches left where HybridEP hands tokens over in order"
+    )
+    wide_expert: float = Field(
+        1.0, gt=0, le=1, description="share of an expert's launches and gaps left in 16 bits: nothing is cast"
+    )
     moe_layer: Seconds = Field(0.0, description="added device time per MoE layer, forward and backward together")
     expert_gap: Seconds = Field(
         0.0, description="the same per expert of a device: gaps between its kernels, whatever their work"
@@ -230,8 +236,8 @@ class Timing(Frozen):
 
 
 EXPERT_TIMING = (
-    "host_moe_layer", "host_expert", "host_norm", "moe_layer", "expert_gap", "arranged", "moe_pass", "permute",
-    "fused_permute",
+    "host_moe_layer", "hybrid_host", "host_expert", "host_norm", "wide_expert", "moe_layer", "expert_gap", "arranged",
+    "moe_pass", "permute", "fused_permute",
 )  # fmt: skip
 """Fields of `Timing` that speak of MoE layers: launches of the host, gaps and products of experts, permutation."""
 

@@ -40,7 +40,7 @@ class Switches(Frozen):
     )
     pipeline_overlap: bool = Field(True, description="activations travel to the next stage under compute")
     cuda_graph: Graph = Field("none", description="what CUDA graphs capture: none, partial or full_iteration")
-    dispatcher: Literal["alltoall", "deepep"] = Field(
+    dispatcher: Literal["alltoall", "deepep", "hybridep"] = Field(
         "alltoall",
         description="a copy per expert, or (DeepEP, HybridEP) one per device in a node and one per node beyond",
     )

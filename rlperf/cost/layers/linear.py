@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from rlperf.cost.layers.recurrent import Recurrent, State
-from rlperf.cost.scan import scan_fit, scan_with
-from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
+from rlperf.cost.trainer_device import Keeping, Kept
 from rlperf.specs.architecture import LinearAttention
 from rlperf.specs.hardware import Hardware
-
-TRAINED = "sglang"
-"""Engine whose scan is the library's (flash-linear-attention, Triton) that trainers call too."""
-BACKWARD = 3.24
-"""Seconds of a scan's backward over its forward: the library's kernels for 8,192 tokens in one to eight sequences and
-64 or 96 heads on an RTX 5090, 3.20 to 3.33 (kernels/linear_attention_train.csv, KDA, n = 6, read 2026-11-23)."""
 
 
 class Linear(Recurrent):
@@ -57,25 +48,9 @@ class Linear(Recurrent):
     def tensors(self) -> int:
         return super().tensors() + 4
 
-    def training_s(self, device: TrainerDevice) -> Seconds | None:
-        """The chunked scan, as the kernel tables have its forward, over sequences of the mean length of a token's own.
-
-        No clock of long runs: 2 to 4 % of the peak leave the power limit far away.
-        """
-        fit = scan_fit(device.hw, self.table, "context", TRAINED)
-        if fit is None:
-            return None
-        work, state = device.work, self.state
-        length = work.pairs / np.maximum(work.attention_tokens, 1.0)
-        sequences = work.tokens / np.maximum(length, 1.0)
-        heads = state.heads / device.tensor
-        forward = scan_with(device.hw.device, fit, sequences, length, heads, state.keys, state.values)
-        return Seconds(forward, BACKWARD * forward, np.zeros(()))
-
     def scan_values(self, hw: Hardware) -> float:
         """Convolution and gating; chunk states where no table holds the scan: bandwidth form, extrapolated."""
-        timed = scan_fit(hw, self.table, "context", TRAINED) is not None
-        return 8.0 * self.key_width + 12.0 * self.value_width + (0.0 if timed else self.chunk_state_bytes)
+        return 8.0 * self.key_width + 12.0 * self.value_width + self.untimed_state_bytes(hw)
 
     def kept(self, keeping: Keeping) -> Kept:
         """Projections, convolved q, k, v, chunk states, gated output (extrapolated)."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rlperf.cost.layers.recurrent import Recurrent, State
-from rlperf.cost.replica import Replica
 from rlperf.cost.scan import chunked_with
 from rlperf.cost.trainer_device import Keeping, Kept
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import StateSpace
 from rlperf.specs.calibration import ScanFit
+from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 
 
@@ -46,18 +46,18 @@ class Mamba(Recurrent):
         """Convolution with its bias; A, D and step bias of every head; norm."""
         return self.convolved * (self.numbers.conv_kernel + 1) + 3 * self.numbers.heads + self.value_width
 
-    def timed_scan_s(self, replica: Replica, fit: ScanFit, sequences: FloatArray, query: FloatArray) -> FloatArray:
-        state, heads = self.state, self.state.heads / replica.attention_tensor
-        return chunked_with(
-            replica.hw.device, fit, sequences, query, heads, state.keys, state.values, state.chunk
-        )  # fmt: skip
+    def scan_s(
+        self, device: Device, fit: ScanFit, sequences: FloatArray, query: FloatArray, heads: FloatArray
+    ) -> FloatArray:
+        state = self.state
+        return chunked_with(device, fit, sequences, query, heads, state.keys, state.values, state.chunk)
 
     def tensors(self) -> int:
         return super().tensors() + 6
 
     def scan_values(self, hw: Hardware) -> float:
-        """Convolution, gating and chunk states: bandwidth form, extrapolated."""
-        return 12.0 * self.value_width + 6.0 * self.numbers.groups * self.numbers.state + self.chunk_state_bytes
+        """Convolution and gating; chunk states where no table holds the scan: bandwidth form, extrapolated."""
+        return 12.0 * self.value_width + 6.0 * self.numbers.groups * self.numbers.state + self.untimed_state_bytes(hw)
 
     def kept(self, keeping: Keeping) -> Kept:
         """Projected inputs, convolved inputs, chunk states, gated output (extrapolated, no measured table)."""

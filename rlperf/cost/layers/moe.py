@@ -18,8 +18,8 @@ from rlperf.cost.moe import (
     touched_experts,
 )
 from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
-from rlperf.cost.roofline import as_float, gemm_s, sheet_flop_per_s, small_op_s
-from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
+from rlperf.cost.roofline import as_float, gemm_s, sheet_flop_per_s, small_op_s, stream_s
+from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice, expert_share
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Experts
 
@@ -145,20 +145,39 @@ class Moe(Layer):
             device.hw, own * ep * etp, route.shape, ep, etp,
             dtype=device.dtype, dealt=Dealt(skew=device.options.skew, dispatched=True, arranged=timing.arranged),
         )  # fmt: skip
-        products = products * timing.moe_pass / device.rate
+        # kernel tables have no casts of experts: what narrow dense products sustain beyond 16 bits is not theirs
+        products = products * timing.moe_pass / device.generation.sustained
         pairs = own * etp * route.active * device.options.skew
-        permuted = timing.permute * (timing.fused_permute if device.switches.dispatcher == "deepep" else 1.0)
-        # biases of experts are added in passes of their own: read and written, 2 bytes a value
-        added = (route.hidden * (route.matrices - 1) + route.width) * 4.0 * self.experts.bias
-        moved = small_op_s(device.hw, pairs * (route.width * 2.0 * 4.0 * permuted + added))
+        permuted = timing.permute * (timing.fused_permute if device.switches.dispatcher != "alltoall" else 1.0)
+        arranged = small_op_s(device.hw, pairs * route.width * 2.0 * 4.0 * permuted)
+        ahead, back = (arranged + stream_s(device.hw, pairs * moved) for moved in self._small_passes(device))
         router = gemm_s(device.hw, own, as_float(self.scored), as_float(self.arch.hidden), "bf16") / device.rate
         # a build that runs the older attention on a device has no grouped products for it either, and loops
         loops = device.generation.moe_layer if device.options.attention_kernel == "flash2" else 0.0
-        gaps = (timing.moe_layer + timing.expert_gap * route.count / ep) * _waiting(device)
-        fixed = (gaps + loops) / 3.0
+        each = timing.expert_gap * expert_share(device.trainer, device.dtype)
+        gaps = timing.moe_layer + each * route.count / ep
+        fixed = ((0.0 if device.switches.cuda_graph == "full_iteration" else gaps) + loops) / 3.0
         passes = 1.0 if device.frozen else 2.0
-        forward = products + moved + router + fixed
-        return Seconds(forward, passes * products + moved + 2.0 * router + 2.0 * fixed, experts=forward)
+        forward = products + ahead + router + fixed
+        return Seconds(forward, passes * products + back + 2.0 * router + 2.0 * fixed, experts=forward)
+
+    def _small_passes(self, device: TrainerDevice) -> tuple[float, float]:
+        """Bytes that a (token, expert) pair moves around the products, (forward, backward), counted in sources.
+
+        Bias of the second product, weighed by the router in fp32 (Megatron-Core 0.16, ``TEGroupedMLP._apply_bias``):
+        b p is written, added, joined and made narrow again, its gradients are summed up; the first one's is part of
+        its product. Narrow inputs and gradients are cast both ways (TransformerEngine 2.20, ``GroupedLinear``), and
+        padded and cut where the dispatcher has not (``Fp8Padding``; HybridEP has). Where graphs hold the whole
+        iteration, recipes cast inside the products (Megatron-Bridge 0.6.2, ``use_transformer_engine_op_fuser``).
+        """
+        route, kind = self.routing, dtype_of(device.dtype)
+        ahead, back = (28.0 * route.width, 40.0 * route.width) if self.experts.bias else (0.0, 0.0)
+        if kind.narrow and device.switches.cuda_graph != "full_iteration":
+            cast = 2.0 + 2.0 * kind.activation_bytes
+            padded = 0.0 if device.switches.dispatcher == "hybridep" else 2.0 * 4.0 * route.width
+            ahead += cast * (route.width + route.hidden) + padded
+            back += cast * (route.width + (route.matrices - 1) * route.hidden) + padded
+        return ahead, back
 
     def pass_bytes(self, tensor: FloatArray) -> FloatArray:
         return activation_bytes(self.experts.shared_hidden, self.experts.gated) / tensor
@@ -175,10 +194,3 @@ class Moe(Layer):
             routed=pairs + 8.0 * route.count * keeping.spread,
             expert_hidden=route.active * width * route.hidden * keeping.spread,
         )
-
-
-def _waiting(device: TrainerDevice) -> float:
-    """Share of the gaps between kernels that is left: none in one graph, less where no shape waits for the router."""
-    if device.switches.cuda_graph == "full_iteration":
-        return 0.0
-    return device.trainer.timing.drop_host if device.switches.drops_tokens else 1.0

@@ -11,8 +11,19 @@ from rlperf.cost.layers.layer import Layer, Matrix
 from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import gemm_fit, sheet_flop_per_s, small_op_s
 from rlperf.cost.scan import scan_fit, scan_with, step_with
+from rlperf.cost.trainer_device import Seconds, TrainerDevice
 from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.calibration import ScanFit
+from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import Hardware
+
+TRAINED = "sglang"
+"""Engine whose scan is the library's (flash-linear-attention, Triton) that trainers call too. Mamba-2's is one
+library's in all (mamba_ssm)."""
+BACKWARD = 3.24
+"""Seconds of a scan's backward over its forward: the library's kernels for 8,192 tokens in one to eight sequences and
+64 or 96 heads on an RTX 5090, 3.20 to 3.33 (kernels/linear_attention_train.csv, KDA, n = 6, read 2026-11-23). No table
+has Mamba-2's; it is taken to be the same."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +110,28 @@ class Recurrent(Layer, ABC):
         if timed is None:
             seconds = compute_s / (hw.calibration.stream.scan_compute * fit.compute) + small_op_s(hw, moved)
         else:
-            seconds = self.timed_scan_s(replica, timed, sequences, query)
+            seconds = self.scan_s(hw.device, timed, sequences, query, state.heads / replica.attention_tensor)
         return [Operator("scan", count * seconds, count * compute_s, memory_s, np.zeros(()))]
 
-    def timed_scan_s(self, replica: Replica, fit: ScanFit, sequences: FloatArray, query: FloatArray) -> FloatArray:
+    def scan_s(
+        self, device: Device, fit: ScanFit, sequences: FloatArray, query: FloatArray, heads: FloatArray
+    ) -> FloatArray:
         """Seconds of the scan over prompts with the constants of a kernel that was timed."""
-        heads = self.state.heads / replica.attention_tensor
-        return scan_with(replica.hw.device, fit, sequences, query, heads, self.state.keys, self.state.values)
+        return scan_with(device, fit, sequences, query, heads, self.state.keys, self.state.values)
+
+    def training_s(self, device: TrainerDevice) -> Seconds | None:
+        """The chunked scan, as the kernel tables have its forward, over sequences of the mean length of a token's own.
+
+        No clock of long runs: 2 to 4 % of the peak leave the power limit far away.
+        """
+        fit = scan_fit(device.hw, self.table, "context", TRAINED)
+        if fit is None:
+            return None
+        work = device.work
+        length = work.pairs / np.maximum(work.attention_tokens, 1.0)
+        sequences = work.tokens / np.maximum(length, 1.0)
+        forward = self.scan_s(device.hw.device, fit, sequences, length, self.state.heads / device.tensor)
+        return Seconds(forward, BACKWARD * forward, np.zeros(()))
 
     def cache_bytes_per_request(self, replica: Replica) -> FloatArray:
         return self.state_bytes / replica.attention_tensor
@@ -114,3 +140,7 @@ class Recurrent(Layer, ABC):
     def chunk_state_bytes(self) -> float:
         """States of every chunk in fp32, per token [bytes]."""
         return self.state.heads * self.state.keys * self.state.values / self.state.chunk * 4.0
+
+    def untimed_state_bytes(self, hw: Hardware) -> float:
+        """The same where no table holds the scan: bandwidth form, extrapolated [bytes]."""
+        return self.chunk_state_bytes if scan_fit(hw, self.table, "context", TRAINED) is None else 0.0

@@ -49,3 +49,9 @@ def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("launched") / "run.sh"
     path.write_text(request.module.SCRIPT)
     return path
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, for tests of their words: to draw one takes longer than to plan."""
+    monkeypatch.setattr("rlperf.report.html.figure", lambda drawing: "")

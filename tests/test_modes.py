@@ -37,7 +37,10 @@ SMALL: dict[str, object] = {
         }
     ],
     "limits": {"staleness": 3},
-    "pools": [{"role": "rollout", "devices": 4}, {"role": "trainer", "devices": 4}],
+    "pools": [
+        {"role": "rollout", "devices": 4, "layout": {"tensor_parallel": [1, 2]}},
+        {"role": "trainer", "devices": 4, "layout": {"tensor_parallel": [1, 2], "context_parallel": 1}},
+    ],
 }  # fmt: skip
 HAVE = (
     ("colocated", "verl"), ("disaggregated", "nemo_rl"), ("one_step_off", "slime"), ("k_step_off", "nemo_rl"),

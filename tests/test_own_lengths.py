@@ -88,7 +88,7 @@ def test_a_plan_warns_when_a_quarter_of_responses_is_cut(tmp_path: Path) -> None
     assert rlperf.predict_job(long).warnings == ()
 
 
-def test_a_warning_stands_before_the_layout(tmp_path: Path) -> None:
+def test_a_warning_stands_before_the_layout(tmp_path: Path, undrawn: None) -> None:
     own = str(written(tmp_path / "own.jsonl", plain(64)))
     plan = rlperf.plan_job(rlperf.short_job("Qwen3-8B", 8, workload=own, prompts=8, group=4, max_response=1024))
     screen = StringIO()

@@ -24,7 +24,9 @@ LONG = {**SHORT, "name": "long", "workload": "math", "prompts_per_step": 64, "ma
 
 
 def job(**changes: Any) -> Job:
-    base: dict[str, Any] = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "tasks": [SHORT, LONG]}
+    trainer = {"role": "trainer", "layout": {"tensor_parallel": [1, 2], "context_parallel": 1, "ulysses": 1}}
+    base: dict[str, Any] = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "tasks": [SHORT, LONG],
+                            "trainer_backends": ["fsdp2"], "pools": [trainer]}  # fmt: skip
     return Job.model_validate({**base, **changes})
 
 

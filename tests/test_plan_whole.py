@@ -20,13 +20,15 @@ from rlperf.report.plan_summary import summary_lines
 from rlperf.report.plan_whole import WholeStep
 from rlperf.specs.job import Job
 from rlperf.units import human_seconds
-from tests.test_plan_decisions import TASK, drifting
+from tests.test_plan_decisions import TASK, drifting, trainer
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SHORT = {**TASK, "name": "short", "workload": "searching", "max_response_tokens": 1024}
 
 
 def job(**changes: Any) -> Job:
-    base = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "tasks": [TASK, SHORT], "price": "2 USD/h"}
+    base = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "tasks": [TASK, SHORT], "price": "2 USD/h",
+            "trainer_backends": ["fsdp2"], "pools": [trainer(1, 2)]}  # fmt: skip
     return Job.model_validate({**base, **changes})
 
 

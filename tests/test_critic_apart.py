@@ -235,6 +235,7 @@ def test_openrlhf_is_written_and_read_back(tmp_path: Any) -> None:
     assert predict_job(ask(back).context).critic == phase.predicted.critic
     found = audit_config(files, framework="openrlhf", cluster="dgx_h100", workload="math")
     assert not [each for each in found.findings if each.severity == "error"]
+    assert found.best is not None and found.best.phases[0].pool("critic").own_devices  # as the files have it
     asleep = tmp_path / "asleep.sh"
     asleep.write_text(text.replace("  --actor.num_nodes 1\n", "  --actor.num_nodes 1\n  --ds.enable_sleep\n"))
     slow = audit_config([asleep], framework="openrlhf", cluster="dgx_h100", workload="math").findings

@@ -239,6 +239,9 @@ def test_colocated_engines_take_the_critics_gpus_unless_told(tmp_path: Path) -> 
     spread, stated = read(tmp_path, **given).run, read(tmp_path, **{**given, "rollout_num_gpus": 4}).run
     assert (spread.critic_devices, spread.devices, spread.rollout.devices) == (4, 8, 8)
     assert (stated.critic_devices, stated.devices, stated.rollout.devices) == (4, 8, 4)
+    few = {"actor_num_gpus_per_node": 2, "rollout_num_gpus": 4, "advantage_estimator": "ppo"}
+    whole = read(tmp_path, **few).run
+    assert (whole.devices, whole.nodes, whole.devices_per_node) == (8, 1, 8)
     found = judged(tmp_path, **given)
     assert found.predicted is None and found.passes is None
     assert any("critic" in note for note in found.notes)
@@ -283,3 +286,9 @@ def test_its_own_parser_takes_sampled_exports() -> None:
     assert all(answers[60:])
     shipped = subprocess.run([*program, "--keys"], capture_output=True, text=True, check=True).stdout
     assert shipped == (Path(__file__).parent.parent / "rlperf" / "frameworks" / "facts" / "miles.tsv").read_text()
+
+
+@pytest.mark.parametrize("name", ["prime-rl", "ROLL"])
+def test_a_framework_without_sources_is_refused_by_name(name: str) -> None:
+    with pytest.raises(SpecError, match=rf"nothing is known of the keys of {name}: .*known: areal, miles"):
+        adapter_of(name)

@@ -375,7 +375,7 @@ def pools_words(phase: Phase) -> str:
     return ", ".join(
         f"{pool.role} {pool.devices} x {layout_words(pool.layout)} ({pool.settings.backend})"
         for pool in phase.pools
-        if pool.role in ("rollout", "trainer")
+        if pool.role in ("rollout", "trainer") or pool.own_devices
     )
 
 

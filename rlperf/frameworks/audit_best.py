@@ -22,8 +22,10 @@ def best_of(
 ) -> tuple[Plan | None, str]:
     """The planner's best for the same tasks on the same devices, every layout open; a word where it gains nothing."""
     decided = [each.name for each in ATTRIBUTES if each.part == "settings" and each.decided in ("searched", "derived")]
+    anew = dict.fromkeys(decided)
     open_pools = tuple(
-        PoolSpec(role=pool.role, settings=pool.settings.model_copy(update=dict.fromkeys(decided))) for pool in job.pools
+        PoolSpec(role=pool.role, placement=pool.placement, settings=pool.settings.model_copy(update=anew))
+        for pool in job.pools
     )
     free = job.model_copy(update={"pools": open_pools})
     try:

@@ -142,11 +142,13 @@ def _with_critic(run: Run, flat: Mapping[str, Value]) -> Run:
     if run.traits.shares_devices and flat.get("rollout-num-gpus") != run.trainer.devices:
         rollout += critic
     devices = run.devices + critic
+    on_node = max(run.devices_per_node, min(int(flat.get("num-gpus-per-node") or 8), devices))
     return replace(
         run,
         critic_devices=critic,
         devices=devices,
-        nodes=-(-devices // run.devices_per_node),
+        nodes=-(-devices // on_node),
+        devices_per_node=on_node,
         rollout=run.rollout.having(devices=rollout, data_parallel=rollout // run.rollout.replica_devices),
     )
 

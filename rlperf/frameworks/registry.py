@@ -12,6 +12,10 @@ from rlperf.specs.framework_names import FRAMEWORKS as FRAMEWORKS
 _ALIASES = {"nemo": "nemo_rl", "nemorl": "nemo_rl", "nemo_rl": "nemo_rl", "miles_rl": "miles", "skyrl_train": "skyrl"}
 
 
+_NO_SOURCES = ("prime_rl", "roll")
+"""Frameworks of which no package holds the sources (2026-11-27; the index's ``roll`` and ``primerl`` are others)."""
+
+
 def split_name(text: str) -> tuple[str, str | None]:
     """``verl==0.9`` as name and version.
 
@@ -40,6 +44,9 @@ def adapter_of(name: str) -> Adapter:
         if len(several) < 2:
             raise SpecError(Problem(f"{name!r} is no name of a framework", suggestion="write it without the comma"))
         raise SpecError(Problem(f"{name!r} are several frameworks, one is due", suggestion=hint))
+    if wanted in _NO_SOURCES:
+        words = f"nothing is known of the keys of {name}: no package holds its sources"
+        raise SpecError(Problem(words, suggestion=f"known: {', '.join(FRAMEWORKS)}"))
     if wanted not in FRAMEWORKS:
         hint = did_you_mean(wanted, FRAMEWORKS) or f"known: {', '.join(FRAMEWORKS)}"
         raise SpecError(Problem(f"there is no framework named {name!r}", suggestion=hint))

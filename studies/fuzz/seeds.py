@@ -212,6 +212,13 @@ python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf
   --tensor-model-parallel-size 2 --sequence-parallel --use-dynamic-batch-size --max-tokens-per-gpu 10240 \\
   --rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7
 """
+MILES = """\
+python3 train_async.py --actor-num-nodes 1 --actor-num-gpus-per-node 2 --rollout-num-gpus 4 \\
+  --hf-checkpoint /ckpt/Qwen3-0.6B --rollout-batch-size 64 --n-samples-per-prompt 8 --rollout-max-response-len 4096 \\
+  --global-batch-size 256 --use-dynamic-batch-size --max-tokens-per-gpu 10240 --rollout-num-gpus-per-engine 2 \\
+  --advantage-estimator ppo --critic-num-nodes 1 --critic-num-gpus-per-node 2 --fully-async --max-weight-staleness 2 \\
+  --update-weight-transfer-mode p2p --num-rollout 100
+"""
 OPENRLHF = """\
 python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-0.6B --actor.num_nodes 1 \\
   --actor.num_gpus_per_node 8 --vllm.num_engines 4 --vllm.tensor_parallel_size 2 --train.colocate_all \\

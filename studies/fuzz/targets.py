@@ -327,6 +327,7 @@ def targets() -> tuple[Target, ...]:
     request = {"meta.json": t(json.dumps(seeds.META, indent=1)), "requests.jsonl": lambda: seeds.REQUESTS}
     frameworks = {
         "verl.yaml": seeds.VERL, "verl.sh": seeds.VERL_SCRIPT, "nemo.yaml": seeds.NEMO, "slime.sh": seeds.SLIME,
+        "miles.sh": seeds.MILES,
         "openrlhf.sh": seeds.OPENRLHF, "areal.yaml": seeds.AREAL, "trl.yaml": seeds.TRL,
         "skyrl.sh": seeds.SKYRL, "rlinf.yaml": seeds.RLINF,
     }  # fmt: skip

@@ -236,8 +236,9 @@ def gains(
 
 
 def _gain(technique: Technique, base: Job, first: Side, judged: Callable[[Job], Side]) -> Gain:
-    row = Gain(technique.name, frameworks=frameworks_with(technique.key))
     fields = technique.changes(first.context.tasks[0].architecture)
+    asked = fields.get(f"pools.{technique.key.replace('.', '.settings.')}")
+    row = Gain(technique.name, frameworks=frameworks_with(technique.key, None if isinstance(asked, list) else asked))
     try:
         side = judged(changed_job(base, fields, technique.name))
     except InfeasibleError as error:
@@ -305,8 +306,8 @@ def _in_the_way(technique: Technique, side: Side) -> str:
     return f"{said}, and the host is {100 * host:.0f} % of an engine_step in its tail"
 
 
-def frameworks_with(key: str) -> tuple[str, ...]:
-    """Frameworks whose newest version has a key for a setting of a pool, or a mode.
+def frameworks_with(key: str, value: object = None) -> tuple[str, ...]:
+    """Frameworks whose newest version has a key for a setting of a pool (that holds ``value``), or a mode.
 
     >>> "trl" in frameworks_with("rollout.speculation"), "verl" in frameworks_with("rollout.speculation")
     (False, True)
@@ -317,7 +318,8 @@ def frameworks_with(key: str) -> tuple[str, ...]:
         if "." not in key:
             able = key in facts.modes
         else:
-            able = any(states(adapter_of(name), None, engine, ref(key), facts.backends) for engine in facts.engines)
+            adapter = adapter_of(name)
+            able = any(states(adapter, None, engine, ref(key), facts.backends, value) for engine in facts.engines)
         if able:
             found.append(name)
     return tuple(found)

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 import rlperf
+from rlperf.api import ask
 from rlperf.errors import SpecError
+from rlperf.frameworks.export import plan_texts
+from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.plan.question.context import resolve
+from rlperf.specs.job import Job
 from rlperf.techniques import HEAD, TECHNIQUES, GainTable, frameworks_with, gains
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "techniques.md"
@@ -92,3 +97,28 @@ def test_what_is_trained_on_late_says_how_late() -> None:
         names=("fully asynchronous",), draws=1, model="Qwen3-8B", gpus=16, max_response="4k", prompts=32
     ).rows
     assert "staleness 4" in row.said and all(HEAD)
+
+
+def test_products_of_training_in_8_bits_have_a_key_of_their_own_or_are_refused(tmp_path: Path) -> None:
+    """``precision: fp8`` is none of any framework's: NeMo-RL's Megatron has fp8_cfg, the other files say 16 bits."""
+    assert frameworks_with("trainer.compute_dtype", "fp8") == ("nemo_rl",)
+    trained = [{"role": "trainer", "settings": {"compute_dtype": "fp8"}}]
+    task = {"name": "t", "workload": "math", "prompts_per_step": 16, "mini_batch": 16, "max_response_tokens": 1024}
+    words = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task], "pools": trained}
+    for framework in ("verl", "areal", "openrlhf"):
+        with pytest.raises(SpecError, match=r"has no key for trainer\.compute_dtype \(fp8\)"):
+            ask(Job.model_validate({**words, "framework": framework}), to_plan=True)
+    plan = rlperf.plan_job(Job.model_validate({**words, "framework": "nemo_rl"}))
+    assert plan.phases[0].pools[1].settings.backend == "megatron"  # DTensor has none
+    text = next(each for name, each in plan_texts(plan, "nemo_rl").items() if name.endswith(".yaml"))
+    assert "precision: bfloat16" in text and "precision: fp8" not in text
+    (tmp_path / "n.yaml").write_text(text)
+    assert import_config([tmp_path / "n.yaml"], "nemo_rl").run.trainer.compute_dtype == "fp8"
+
+
+def test_a_trainer_without_a_unit_for_four_bits_is_refused() -> None:
+    pools = [{"role": "trainer", "settings": {"compute_dtype": "nvfp4"}}]
+    tasks = [{"name": "t", "workload": "math", "prompts_per_step": 16, "max_response_tokens": 1024}]
+    job = {"architecture": "Qwen3-8B", "nodes": 1, "framework": "nemo_rl", "tasks": tasks, "pools": pools}
+    with pytest.raises(SpecError, match="h100_sxm multiplies no nvfp4"):
+        resolve(Job.model_validate({**job, "cluster": "dgx_h100"}))

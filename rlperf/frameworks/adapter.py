@@ -263,9 +263,12 @@ def node_shape(devices: int, per_node: int) -> tuple[int, int] | None:
     return (devices // per_node, per_node) if devices % per_node == 0 else None
 
 
-def states(adapter: Adapter, version: str | None, engine: str, at: Ref, backends: Sequence[str] = ("",)) -> bool:
-    """Whether a file of the version, for this engine and one of the trainers, can say a field of a run."""
+def states(
+    adapter: Adapter, version: str | None, engine: str, at: Ref, backends: Sequence[str] = ("",), value: object = None
+) -> bool:
+    """Whether a file of the version, for this engine and one of the trainers, can say a ``value`` of a run's field."""
     table, others = key_table(adapter.name), {"vllm", "sglang"} - {engine}
     entries = [entry for entry in adapter.fields if entry.at == at]
     entries = [entry for entry in entries if not any(other in key for key in entry.keys for other in others)]
-    return any(entry.states(table, table.version(version), backend) for entry in entries for backend in backends)
+    number = table.version(version)
+    return any(entry.states(table, number, backend, value) for entry in entries for backend in backends)

@@ -23,6 +23,7 @@ from rlperf.frameworks.fields import (
     Setting,
     Target,
     Unit,
+    computes,
     elsewhere,
     field,
     read_fields,
@@ -39,7 +40,7 @@ from rlperf.frameworks.writing import defaults, script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.trainer_calibration import load_trainer
 
-_DTYPE = words(bf16="bfloat16", fp16="float16")
+_DTYPE = computes(words(bf16="bfloat16", fp16="float16"))
 _EXPORTS = "rollout.agent.export_style"
 _STYLE = Unit(lambda value, _: value == "individual", lambda value, _: "individual" if value else None)
 _WHOLE = 1 << 20

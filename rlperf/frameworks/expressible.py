@@ -200,9 +200,9 @@ def _keyless(job: Job, facts: FrameworkFacts, pool: PoolSpec, backends: Sequence
     fixed = (spec.settings.stated() for spec in facts.runs if spec.role == pool.role)
     runs = {name: value for settings in fixed for name, value in settings.items()}
     adapter, engine = adapter_of(facts.name), engine_named(job)[0].split("==")[0]
-    names = (name for name in pool.settings.stated() if name not in ("backend", *TOLD))
+    given = {name: value for name, value in pool.settings.stated().items() if name not in ("backend", *TOLD)}
     return [
         (name, runs.get(name, USUAL[name]))
-        for name in names
-        if not states(adapter, facts.version, engine, ref(f"{pool.role}.{name}"), backends or facts.backends)
+        for name, value in given.items()
+        if not states(adapter, facts.version, engine, ref(f"{pool.role}.{name}"), backends or facts.backends, value)
     ]

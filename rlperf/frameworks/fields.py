@@ -14,11 +14,15 @@ Convert = Callable[[Value, Run], Value]
 
 @dataclass(frozen=True)
 class Unit:
-    """How a neutral value and a framework's value turn into each other; both see what else is known of the run."""
+    """How a neutral value and a framework's value turn into each other; both see what else is known of the run.
+
+    ``takes``: the neutral values that the key can hold; None: any
+    """
 
     read: Convert
     write: Convert
     note: str = ""
+    takes: frozenset[str] | None = None
 
 
 def _same(value: Value, _: Run) -> Value:
@@ -54,6 +58,15 @@ def words(**pairs: str) -> Unit:
     """Neutral word -> the framework's word, and back; unknown words pass as they are."""
     back = {theirs: ours for ours, theirs in pairs.items()}
     return Unit(lambda value, _: back.get(value, value), lambda value, _: pairs.get(value, value))
+
+
+def computes(unit: Unit = SAME) -> Unit:
+    """Of a key for the precision of training's products that holds no other than these: 8 bits have keys of their own.
+
+    >>> computes(words(bf16="bfloat16")).takes == {"bf16", "fp16", "fp32"}
+    True
+    """
+    return replace(unit, takes=frozenset({"bf16", "fp16", "fp32"}))
 
 
 def _cache_dtype(value: Value, _: Run) -> Value:
@@ -108,8 +121,10 @@ class Field:
             return None
         return next((key for key in self.keys if table.find(key, version, backend) is not None), None)
 
-    def states(self, table: KeyTable, version: str, backend: str) -> bool:
-        """Whether a file of this version and backend can say the value."""
+    def states(self, table: KeyTable, version: str, backend: str, value: object = None) -> bool:
+        """Whether a file of this version and backend can say the value; None: any."""
+        if value is not None and self.unit.takes is not None and value not in self.unit.takes:
+            return False
         if not self.keys:
             return not (self.backend and backend and self.backend != backend)
         return not self.read_only and self.key(table, version, backend) is not None

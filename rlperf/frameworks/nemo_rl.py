@@ -21,6 +21,7 @@ from rlperf.frameworks.fields import (
     Setting,
     Target,
     Unit,
+    computes,
     elsewhere,
     field,
     read_fields,
@@ -52,7 +53,13 @@ from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.pool import Offload
 
 _STREAMING_ENTRY = "SingleController"
-_DTYPE = words(bf16="bfloat16", fp16="float16", fp32="float32")
+_WORDS = words(bf16="bfloat16", fp16="float16", fp32="float32")
+_DTYPE = computes(replace(_WORDS, write=lambda value, run: _WORDS.write("bf16" if value == "fp8" else value, run)))
+_FP8 = Unit(
+    lambda value, run: "fp8" if value else run.trainer.compute_dtype,
+    lambda value, _: value == "fp8",
+    takes=frozenset({"bf16", "fp16", "fp32", "fp8"}),
+)
 _ENGINE_TP = Unit(
     lambda value, run: max(int(value), run.rollout.expert_parallel),
     lambda value, run: value // run.rollout.attention_data_parallel,
@@ -73,6 +80,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.microbatch", P + "train_micro_batch_size", note="samples per data-parallel rank"),
     field("trainer.scoring_microbatch", P + "logprob_batch_size", note="samples per data-parallel rank"),
     field("trainer.compute_dtype", P + "precision", _DTYPE),
+    field("trainer.compute_dtype", G + "fp8_cfg.enabled", _FP8, "in blocks, unless it says else", backend="megatron"),
     field("trainer.tensor_parallel", D + "tensor_parallel_size", backend="fsdp2"),
     field("trainer.context_parallel", D + "context_parallel_size", backend="fsdp2"),
     field("trainer.expert_parallel", D + "expert_parallel_size", backend="fsdp2"),

@@ -29,6 +29,7 @@ from rlperf.frameworks.fields import (
     Setting,
     Target,
     Unit,
+    computes,
     elsewhere,
     field,
     one_as,
@@ -88,7 +89,7 @@ _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTY
 _SGLANG_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else SGLANG_KV_DTYPE.write(value, run))
 _APART = Unit(lambda value, _: int(bool(value)), lambda value, _: bool(value))
 """One engine of a group reads (workers/rollout/sglang_rollout/sglang_pd_replica.py:62 of 0.8.0); as many as groups."""
-_DTYPE = words(bf16="bfloat16", fp16="float16")
+_DTYPE = computes(words(bf16="bfloat16", fp16="float16"))
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
 
 S = f"{R}engine_kwargs.sglang."

@@ -233,7 +233,10 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
         attempt(partial(_scorer, job, scorer, folder), "scorers", index) for index, scorer in enumerate(job.scorers)
     ]
     found = attempt(partial(_mixed, job, tasks), "tasks") or []
-    problems += [*contradictions(job, cluster, rollout_hardware, document), *_untold(job, found, trainers, document)]
+    problems += [
+        *contradictions(job, cluster, hardware, rollout_hardware, document),
+        *_untold(job, found, trainers, document),
+    ]
     problems += incapable(job, [trainer for trainer in trainers if trainer is not None], document)
     if problems:
         raise SpecError(problems)

@@ -66,10 +66,12 @@ class _Where:
 
 
 def contradictions(
-    job: Job, cluster: Cluster | None, engines: Hardware | None, document: Document | None
+    job: Job, cluster: Cluster | None, trained: Hardware | None, engines: Hardware | None, document: Document | None
 ) -> list[Problem]:
-    """What the job asks that cannot be answered, whatever the plan; ``engines``: what they run on."""
-    found = [] if engines is None else _without_unit(job, engines.device, document)
+    """What the job asks that cannot be answered, whatever the plan; ``trained``, ``engines``: what either runs on."""
+    found = []
+    for role, there in (("rollout", engines), ("trainer", trained)):
+        found += [] if there is None else _without_unit(job, role, there.device, document)
     priced = job.price is not None or (cluster is not None and cluster.price is not None)
     if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
         hint = "add price: '2.50 USD/h' (per device) to the job or cluster"
@@ -118,11 +120,12 @@ def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]
     return found
 
 
-def _without_unit(job: Job, device: Device, document: Document | None) -> list[Problem]:
-    """Four-bit products that the rollout pool states and its device has no unit for."""
+def _without_unit(job: Job, role: str, device: Device, document: Document | None) -> list[Problem]:
+    """Four-bit products that a pool states and its device has no unit for."""
     found = []
     for index, pool in enumerate(job.pools):
-        stated = pool.settings.rollout_dtype if pool.role == "rollout" else None
+        name = "rollout_dtype" if role == "rollout" else "compute_dtype"
+        stated = getattr(pool.settings, name) if pool.role == role else None
         for word in (stated,) if isinstance(stated, str) else stated or ():
             if word in DTYPES and DTYPES[word].peak == "fp4" and device.peaks.fp4 is None:
                 hint = "fp8 where it has that; int4_wo or mxfp4 keep the weights alone in four bits"
@@ -132,7 +135,7 @@ def _without_unit(job: Job, device: Device, document: Document | None) -> list[P
                         f"{device.name} multiplies no {word}: it has no unit for four bits",
                         hint,
                         "settings",
-                        "rollout_dtype",
+                        name,
                     )
                 )
     return found

@@ -15,6 +15,8 @@ from rlperf.errors import SpecError
 from studies.root_cause.score import Score, kinds_of, run
 from tests.conftest import ROOT
 
+from .quick import slow_but
+
 STUDY = ROOT / "studies" / "root_cause"
 
 
@@ -31,7 +33,7 @@ def test_a_single_fault_is_ranked_first(number: int) -> None:
     assert found.reported[0].advice
 
 
-@pytest.mark.parametrize("number", [147, 171])
+@pytest.mark.parametrize("number", slow_but((147, 171), 171))
 def test_two_faults_are_both_in_the_first_three(number: int) -> None:
     assert all(0 < place <= 3 for place in score(number).ranks)
 

@@ -94,7 +94,7 @@ def test_no_function_takes_the_first_task_for_all() -> None:
 
 
 def test_a_size_is_of_all_tasks() -> None:
-    found = size_job(SEVERAL, "step<=300s")
+    found = size_job(SEVERAL, "step<=300s", most_nodes=1)
     assert found.plan is not None and found.best is not None
     steps = [phase.predicted.rl_step_s for phase in found.plan.phases]
     assert len(steps) == 2 and found.best.rl_step_s == pytest.approx(sum(steps) / 2) != steps[0]

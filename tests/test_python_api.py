@@ -156,7 +156,11 @@ def test_every_answer_prints_for_people(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "others"), [("verl,slime", ("verl", "slime")), ("slime==0.3, verl==0.9,", ("slime==0.3", "verl==0.9"))]
+    ("named", "others"),
+    [
+        pytest.param("verl,slime", ("verl", "slime"), marks=pytest.mark.slow),
+        ("slime==0.3, verl==0.9,", ("slime==0.3", "verl==0.9")),
+    ],
 )
 def test_what_is_advised_for_several_frameworks_runs(named: str, others: tuple[str, ...]) -> None:
     """An engine that nobody stated is each framework's own, in a ranking as in a sweep."""
@@ -216,7 +220,8 @@ def test_a_ranking_tells_apart_by_what_it_ranks_by() -> None:
 def test_plans_of_several_phases_are_told_apart_too() -> None:
     """By all that their phases take: one task's gain may be another's loss."""
     tasks = [JOB.tasks[0].model_copy(update={"name": name, "workload": name}) for name in ("math", "programming")]
-    ranking = rlperf.plan_frameworks(JOB.model_copy(update={"tasks": tuple(tasks)}), "verl,slime")
+    pools = [{"role": role, "layout": {"tensor_parallel": [1, 2]}} for role in ("rollout", "trainer")]
+    ranking = rlperf.plan_frameworks(JOB.model_copy(update={"tasks": tuple(tasks)}), "verl,slime", pools=pools)
     first, second = ranking.rows
     assert first.plan is not None and second.plan is not None and len(first.plan.phases) == 2
     assert (first.apart, type(second.apart)) == (None, bool)

@@ -17,6 +17,7 @@ from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rl_step.stages import StageSeconds
 
 from .async_closed_forms import async_staleness
+from .quick import slow_but
 
 # C, B, q, rho, M -> staleness: measured points of asynchronous runs (cost-model notes, section 4)
 MEASURED = (
@@ -63,10 +64,10 @@ def test_latency_bounds_a_run_with_idle_engines() -> None:
     assert simulate(run, rl_steps=20).period_s == pytest.approx(closed, rel=0.01)
 
 
-@pytest.mark.parametrize("bound", [1, 2, 4])
-@pytest.mark.parametrize("samples", [1, 8])
-def test_long_groups_hold_up_no_batch_where_groups_are_counted(bound: int, samples: int) -> None:
+@pytest.mark.parametrize("drawn", slow_but(((1, 1), (1, 2), (1, 4), (8, 1), (8, 2), (8, 4)), (1, 4), (8, 1), (8, 4)))
+def test_long_groups_hold_up_no_batch_where_groups_are_counted(drawn: tuple[int, int]) -> None:
     """Heavy tails, engines that are never full: latency alone, and the batch's longest is far beyond a group's."""
+    samples, bound = drawn
     tokens = np.random.default_rng(1).lognormal(6.0, 1.0, (512, samples)).round() + 1.0
     groups, group_s = 1024 // samples, float(tokens.max(axis=1).mean()) * 0.01
     run = AsyncRun(tokens, groups * samples, train_s=0.25 * group_s, slots=99999, token_s=0.01, max_staleness=bound)

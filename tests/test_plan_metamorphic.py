@@ -20,16 +20,7 @@ from rlperf.specs.job import Job
 from studies.metamorphic.run import RULES, objective, pairs
 
 from .quick import slow_but
-
-TASK = {
-    "name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 4, "mini_batch": 16,
-    "max_prompt_tokens": 512, "max_response_tokens": 2048,
-}  # fmt: skip
-
-
-def job(**changes: object) -> Job:
-    base: dict[str, object] = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "tasks": [TASK]}
-    return Job.model_validate({**base, **changes})
+from .test_plan_decisions import TASK, job, trainer
 
 
 def narrow(**changes: object) -> Job:
@@ -38,8 +29,7 @@ def narrow(**changes: object) -> Job:
 
 
 def pools(*tensor_parallel: int) -> list[dict[str, object]]:
-    own = {"rollout": {}, "trainer": {"context_parallel": 1, "ulysses": 1}}
-    return [{"role": role, "layout": {"tensor_parallel": tensor_parallel, **other}} for role, other in own.items()]
+    return [{"role": "rollout", "layout": {"tensor_parallel": tensor_parallel}}, trainer(*tensor_parallel)]
 
 
 def planned(found: Job) -> Plan:

@@ -1,4 +1,4 @@
-"""Every command that stands on a line of its own in README or the guide runs as it is written, on small files of ours.
+"""Commands on lines of their own, and Python, of README and all pages but tutorials run as written, on small files.
 
 What asks, serves, needs a device or takes minutes is named with the test that runs it instead.
 """
@@ -10,21 +10,28 @@ import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import rlperf
 from rlperf.calibrate.inference_rows import CostTable, case_of, serve
 from rlperf.calibrate.tables import read_table
 from rlperf.cli.main import app
+from rlperf.sweep import Sweep
 from rlperf.workload import LengthTable, load_model
 from rlperf.workload.sampling import sample_rl_steps
 from rlperf.workload.writers import write_polytrace
 from tests.recipes import recipe
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md")))
+TUTORIALS = ROOT / "docs" / "tutorials"
+"""Whose pages run block by block in `test_docs.py`, as does README's Python."""
+PAGES = (ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent != TUTORIALS))
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""Blocks without a title; those with one are files of a recipe, which its own test takes."""
 LINE = re.compile(r"^(?: {4})?(rlperf .*)$", re.MULTILINE)
 
 ELSEWHERE = {
@@ -175,6 +182,18 @@ def test_commands_of_a_page_run_as_written(page: Path, desk: Path, made_plan: Pa
         shown = CliRunner().invoke(app, words_of(line))
         assert isinstance(shown.exception, SystemExit | None), f"{line}: {shown.exception}"
         assert shown.exit_code == 0 or JUDGES.match(line), f"{line}: {shown.output}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES[1:] if PYTHON.search(p.read_text())], ids=lambda page: page.stem)
+def test_python_of_a_page_runs_as_written(page: Path, desk: Path) -> None:
+    text = page.read_text()
+    if '"DIR"' in text:
+        rlperf.sweep_job(Sweep(name="small", job="job.yaml", grid={"nodes": [1, 2]}), "DIR", workers=1)
+    Path("my-model").mkdir()
+    shutil.copy(ROOT / "rlperf" / "specs" / "architectures" / "Qwen2.5-7B.json", "my-model/config.json")
+    names: dict[str, object] = {}
+    for block in PYTHON.findall(text):
+        exec(compile(block, page.name, "exec"), names)
 
 
 def test_commands_run_elsewhere_are_still_on_a_page() -> None:

@@ -103,7 +103,7 @@ class _Lines:
         threading.Thread(target=self._say, daemon=True).start()
 
     def __call__(self, done: float, text: str = "") -> None:
-        self._state = f"{self._title} {text}".rstrip(), done
+        self._state = f"{self._title} {text}".rstrip(), max(done, self._state[1])  # a search may turn back, a bar not
 
     def end(self) -> None:
         """Say no more."""
@@ -134,7 +134,8 @@ def progress(title: str) -> Iterator[Progress]:
         task = bar.add_task(title, total=1.0)
 
         def update(done: float, text: str = "") -> None:
-            bar.update(task, completed=done, description=f"{title} {text}".strip())
+            most = max(done, bar.tasks[task].completed)
+            bar.update(task, completed=most, description=f"{title} {text}".strip())
 
         yield update
 

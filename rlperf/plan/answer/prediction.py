@@ -269,7 +269,8 @@ def _unfiltered(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
         return ()
     return (
         f"{name}: assumed that dynamic sampling drops no group, {batch.generated:,} prompts rolled out for "
-        f"{batch.prompts:,} trained on: each that it drops makes the rollout longer; state generated_prompts",
+        f"{batch.prompts:,} trained on: each that it drops makes the rollout longer; state the task's "
+        "generated_prompts in a job file",
     )
 
 

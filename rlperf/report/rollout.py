@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlperf.layout import FloatArray
-from rlperf.report.style import new_figure, saved
+from rlperf.report.style import PALETTE, new_figure, saved, tidy
 from rlperf.sim.rollout import LostSeconds, ReplicaTimeline, RolloutResult, Trajectories
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#999999", "#F0E442")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart."""
 HATCHES = ("", "//", "..", "xx", "--")
 CAUSES = {
     "tail": "emptying batch",
@@ -49,11 +47,13 @@ def rollout_figure(result: RolloutResult, form: str = "svg", title: str = "") ->
     form : svg or png
     title : above the figure
     """
-    figure = new_figure(9.0, 6.4)
+    figure = new_figure(9.0, 6.8)
     running, held, lost = figure.subplots(3, 1, height_ratios=(2.0, 2.0, 0.9))
     _draw_along_time(running, result, "running", "decoding requests\nper replica")
     _draw_along_time(held, result, "held_tokens", "cache held\nper replica [tokens]")
+    held.yaxis.set_major_formatter("{x:,.0f}")
     held.set_xlabel("time since the rollout began [s]")
+    _legend(running, 4)
     _draw_lost(lost, result.lost, result.all_devices * result.makespan_s)
     figure.suptitle(title or f"rollout of {len(result.finish_s)} trajectories: {result.makespan_s:.1f} s")
     return saved(figure, form)
@@ -65,15 +65,14 @@ def _draw_along_time(axes: Axes, result: RolloutResult, column: str, label: str)
     values = np.array([sampled(timeline, times, column) for timeline in result.timelines])
     if len(values) <= MOST_LINES:
         for r, line in enumerate(values):
-            axes.plot(times, line, color=COLOURS[r % len(COLOURS)], linewidth=1.2, label=f"replica {r}")
+            axes.plot(times, line, color=PALETTE[r % len(PALETTE)], linewidth=1.2, label=f"replica {r}")
     else:
-        axes.fill_between(times, values.min(axis=0), values.max(axis=0), color=COLOURS[0], alpha=0.25, label="range")
-        axes.plot(times, values.mean(axis=0), color=COLOURS[0], linewidth=1.5, label=f"mean of {len(values)} replicas")
+        axes.fill_between(times, values.min(axis=0), values.max(axis=0), color=PALETTE[0], alpha=0.25, label="range")
+        axes.plot(times, values.mean(axis=0), color=PALETTE[0], linewidth=1.5, label=f"mean of {len(values)} replicas")
     axes.set_ylabel(label)
     axes.set_xlim(0.0, result.makespan_s)
     axes.set_ylim(bottom=0.0)
-    axes.legend(loc="upper right", fontsize="small", ncols=2)
-    axes.grid(visible=True, alpha=0.3)
+    tidy(axes)
 
 
 def _draw_lost(axes: Axes, lost: LostSeconds, device_seconds: float) -> None:
@@ -82,12 +81,18 @@ def _draw_lost(axes: Axes, lost: LostSeconds, device_seconds: float) -> None:
     for k, part in enumerate(fields(lost)):
         share = 100.0 * getattr(lost, part.name) / device_seconds
         label = f"{CAUSES[part.name]} {share:.1f} %"
-        axes.barh(0, share, left=left, color=COLOURS[k], hatch=HATCHES[k], edgecolor="white", label=label)
+        axes.barh(0, share, left=left, color=PALETTE[k], hatch=HATCHES[k], edgecolor="white", label=label)
         left += share
     axes.set_xlim(0.0, 100.0)
     axes.set_yticks([])
     axes.set_xlabel("device-seconds of the rollout not spent in full batches [%]")
-    axes.legend(loc="upper right", fontsize="small", ncols=2)
+    tidy(axes, grid=False)
+    _legend(axes, 3)
+
+
+def _legend(axes: Axes, columns: int) -> None:
+    """Above the axes, where it covers nothing."""
+    axes.legend(ncols=columns, fontsize="small", frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def perfetto_trace(result: RolloutResult, trajectories: Trajectories) -> str:

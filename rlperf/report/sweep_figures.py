@@ -240,12 +240,12 @@ def _scaling_line(axes: Axes, rows: pl.DataFrame, slope: float) -> None:
                      label=f"most in {stage.replace('_', ' ')}")  # fmt: skip
     if slope:
         axes.set_yscale("log", base=2)
-        axes.set_yticks(values, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values])
+        axes.set_yticks(values, [human_seconds(value) for value in values], fontsize="small")
         axes.minorticks_off()
     else:
         axes.set_ylim(bottom=0.0)
     _axis(axes, devices, "devices")
-    axes.set_ylabel("rl_step [s]")
+    axes.set_ylabel("rl_step" if slope else "rl_step [s]")
     axes.legend(fontsize="small", frameon=False)
     tidy(axes)
 

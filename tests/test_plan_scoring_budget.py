@@ -18,6 +18,8 @@ from rlperf.specs.job import Job
 from rlperf.specs.pool import SettingsValues
 from studies.round_trip.run import plan_trip
 
+from .quick import slow_but
+
 TASK = {
     "name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 8, "max_prompt_tokens": 1024,
     "max_response_tokens": 4096,
@@ -88,7 +90,7 @@ def _times(settings: SettingsValues) -> int:
     return settings.scoring_token_budget // settings.token_budget
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", slow_but(FRAMEWORKS, "verl", "areal"))
 def test_files_say_a_scoring_budget_of_its_own(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the framework has a key; elsewhere scoring takes the budget of training."""
     monkeypatch.setattr(scoring_budget, "WORTH", 1e-6)

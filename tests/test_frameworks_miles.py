@@ -16,8 +16,8 @@ from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import ExportError, InfeasibleError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import Audit, audit
-from rlperf.frameworks.export import export_run, write_plan
-from rlperf.frameworks.imports import Imported, import_config, job_of
+from rlperf.frameworks.export import export_run, write_file, write_plan
+from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text, with_architecture
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run
@@ -286,6 +286,20 @@ def test_its_own_parser_takes_sampled_exports() -> None:
     assert all(answers[60:])
     shipped = subprocess.run([*program, "--keys"], capture_output=True, text=True, check=True).stdout
     assert shipped == (Path(__file__).parent.parent / "rlperf" / "frameworks" / "facts" / "miles.tsv").read_text()
+
+
+@pytest.mark.parametrize("framework", ["miles", "slime"])
+def test_a_checkpoint_whose_shape_was_named_keeps_its_path(framework: str, tmp_path: Path) -> None:
+    """`rlperf import --architecture` says what a path is, not that another model is meant."""
+    found = with_architecture(read(tmp_path, framework, hf_checkpoint="/ckpt/of-mine"), "Qwen3-8B")
+    file = tmp_path / "job.yaml"
+    file.write_text(job_text(job_of(found, cluster="dgx_h100")))
+    file.with_suffix(".keys.yaml").write_text(keys_text(found))
+    write_file(file, None, tmp_path / "same")
+    assert "HF_CHECKPOINT=/ckpt/of-mine" in (tmp_path / "same" / "config.sh").read_text()
+    file.write_text(file.read_text().replace("architecture: Qwen3-8B", "architecture: Qwen3-4B"))
+    write_file(file, None, tmp_path / "other")
+    assert "HF_CHECKPOINT=/ckpt/Qwen3-4B" in (tmp_path / "other" / "config.sh").read_text()
 
 
 @pytest.mark.parametrize("name", ["prime-rl", "ROLL"])

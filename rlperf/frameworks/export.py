@@ -67,11 +67,12 @@ class ExportedPhase:
 
 @dataclass(frozen=True)
 class Carried:
-    """An imported configuration beside its job: framework, version and every key."""
+    """An imported configuration beside its job: framework, version, every key, and the job's name of its checkpoint."""
 
     framework: str
     version: str
     source: Source
+    architecture: str = ""
 
 
 def write_plan(
@@ -170,7 +171,7 @@ def carried_keys(path: Path | str) -> Carried | None:
         additions=frozenset(data.get("additions") or ()),
         launcher=dict(data.get("launcher") or {}),
     )
-    return Carried(str(data.get("framework", "")), str(data.get("version", "")), source)
+    return Carried(str(data.get("framework", "")), str(data.get("version", "")), source, data.get("architecture") or "")
 
 
 def keys_file(path: Path | str) -> Path:
@@ -195,9 +196,9 @@ def export_run(
 ) -> ExportedPhase:
     """The files of one run, checked; ``lost``: what none says. Of one ``carried`` only changes are written anew."""
     before = _as_imported(carried, adapter, version)
-    if before is not None:
+    if before is not None and carried is not None:
         run = run.having({at: before.value(at) for at in _BEYOND_A_JOB if run.value(at) is None})
-        if architecture_at(before.architecture) == architecture_at(run.architecture):
+        if architecture_at(run.architecture) in (carried.architecture, architecture_at(before.architecture)):
             run = replace(run, architecture=before.architecture)
         else:
             run = replace(run, model_script=None)

@@ -198,6 +198,7 @@ def keys_text(imported: Imported) -> str:
     data = {
         "framework": imported.adapter.name,
         "version": imported.target.version,
+        "architecture": architecture_at(imported.run.architecture),
         "entry": source.entry,
         "bases": list(source.bases),
         "additions": sorted(source.additions),

@@ -108,6 +108,8 @@ def first_token_of_run_s(
 ) -> FloatArray:
     r"""Mean time to first token of a whole run of a `closed_loop`, which all clients begin at once [s].
 
+    Long because each number of a load has an argument of its name.
+
     .. math::
 
         \bar t = \frac{t_w}{k} + \left(1 - \frac{1}{k}\right) t,\quad

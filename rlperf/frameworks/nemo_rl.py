@@ -114,7 +114,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.memory_fraction", V + "gpu_memory_utilization", note="share of GPU memory for the engine"),
     field("rollout.engine_context", V + "max_model_len"),
     field("rollout.cuda_graphs", V + "enforce_eager", NEGATED),
-    field("rollout.rollout_dtype", V + "precision", _DTYPE),
+    field("rollout.rollout_dtype", V + "precision", _WORDS),
     field("rollout.kv_dtype", V + "kv_cache_dtype", KV_DTYPE),
     field("rollout.prefix_caching", V + "enable_prefix_caching"),
     field("rollout.async_engine", V + "async_engine"),

@@ -114,8 +114,8 @@ def engine_memory(
     captured = np.full_like(weights, memory.graphs if graphs else 0.0)
     other = memory.non_torch + np.where(replica.tensor * replica.pipeline > 1.0, memory.non_torch_parallel, 0.0)
     taken = weights + activation + captured + other
-    left = hw.device.usable_memory - taken if engine.fraction_of_free else fraction * hw.device.usable_memory - taken
-    cache = np.maximum(fraction * left if engine.fraction_of_free else left, 0.0)
+    whole = hw.device.usable_memory
+    cache = np.maximum(fraction * (whole - taken) if engine.fraction_of_free else fraction * whole - taken, 0.0)
     per_token = np.maximum(kv_bytes_per_token(replica), 1e-9)
     return EngineMemory(weights, activation, captured, other, cache, cache / per_token * replica.attention_data)
 

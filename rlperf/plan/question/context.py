@@ -254,17 +254,14 @@ def _untold(
     """What no mechanism tells: readers of prompts beside a trainer that runs on, where turns read again what grew."""
     several = any(task.source.turns > 1 for task in tasks)
     in_flight = any(each.framework.in_flight_updates for each in trainers if each is not None)
-    if problem := untold_lending(job, several, in_flight):
-        return [
-            document.problem(("pools",), problem, LENT_HINT) if document else Problem(problem, suggestion=LENT_HINT)
-        ]
+    field, text, hint = "pools", untold_lending(job, several, in_flight), LENT_HINT
     ahead = [mode for mode in job.modes if MODES[mode].runs_ahead]
-    readers = any(job.pool("rollout").settings.prefill_replicas or ())
-    if not (readers and ahead and several):
+    if not text and several and ahead and any(job.pool("rollout").settings.prefill_replicas or ()):
+        words = f"prefill_replicas with several turns is not predicted in modes that run ahead ({', '.join(ahead)})"
+        field, text, hint = "modes", words, "leave one of them out"
+    if not text:
         return []
-    text = f"prefill_replicas with several turns is not predicted in modes that run ahead ({', '.join(ahead)})"
-    hint = "leave one of them out"
-    return [document.problem(("modes",), text, hint) if document else Problem(text, suggestion=hint)]
+    return [document.problem((field,), text, hint) if document else Problem(text, suggestion=hint)]
 
 
 def engine_named(job: Job) -> tuple[str, tuple[str | int, ...]]:

@@ -18,6 +18,7 @@ from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import KINDS
 from rlperf.cost.operators import decode_operators, token_operators
 from rlperf.cost.replica import BEST_BANDWIDTH, Replica, in_engine, roles_of, total
+from rlperf.cost.serving import Load
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.calibration import calibration_names
@@ -160,12 +161,11 @@ def test_a_million_decode_steps_a_second() -> None:
     assert cost.decode_s(running, running * 1000).shape == (20000,)
 
 
-def test_closed_loop_of_one_client_is_a_single_stream() -> None:
+def test_a_closed_loop_of_one_client_is_a_batch_of_one() -> None:
     cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=2048)
-    one = serving.closed_loop(cost, 1, 1024, 2048)
-    alone = serving.single_stream(cost, 1024, 2048)
-    assert float(one.tpot_s) == float(alone.tpot_s) == pytest.approx(float(cost.decode_s(1, 2048)), rel=1e-6)
-    batch = serving.static_batch(cost, 1, 1024, 2048)
+    alone = serving.closed_loop(cost, 1, Load(1024, 2048))
+    assert float(alone.tpot_s) == pytest.approx(float(cost.decode_s(1, 2048)), rel=1e-6)
+    batch = serving.static_batch(cost, 1, Load(1024, 2048))
     assert float(batch.ttft_s) == pytest.approx(float(alone.ttft_s), rel=1e-9)
     assert float(batch.tpot_s) == pytest.approx(float(alone.tpot_s), rel=1e-6)
 
@@ -173,11 +173,11 @@ def test_closed_loop_of_one_client_is_a_single_stream() -> None:
 def test_load_raises_time_per_token_and_throughput_until_the_cache_is_full() -> None:
     cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=1500)
     clients = np.array([1.0, 8.0, 64.0, 256.0, 512.0])
-    served = serving.closed_loop(cost, clients, 1000, 1000, max_running=256)
+    served = serving.closed_loop(cost, clients, Load(1000, 1000, max_running=256))
     assert (np.diff(served.tpot_s[:4]) > 0).all() and (np.diff(served.output_tokens_per_s[:4]) > 0).all()
     assert float(served.tpot_s[4]) == pytest.approx(float(served.tpot_s[3]), rel=1e-9)
     assert float(served.ttft_s[4]) > 10.0 * float(served.ttft_s[3])  # the others queue
-    apart = serving.closed_loop(cost, 64, 1000, 1000, interference=0.0)
+    apart = serving.closed_loop(cost, 64, Load(1000, 1000, interference=0.0))
     assert float(apart.tpot_s) < float(served.tpot_s[2])
 
 
@@ -203,21 +203,22 @@ def test_a_share_of_what_is_free_is_no_share_of_the_device() -> None:
 def test_prompts_that_wait_together_share_engine_steps() -> None:
     # one engine_step costs 1 s, a prompt token 1 ms more; decode is free of both kinds of size
     cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.array([0.0, 10.0]), host_s=1.0)
-    alone = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False)
+    load = Load(1000, 1001, token_budget=8000, chunked=False)
+    alone = serving.closed_loop(cost, 16, load)
     decode = 1.0 + 1e-3 * float(alone.running)
     # 16 / 1000 requests end in an engine_step, so that one with prompts holds one, rarely two
     together = 0.016 / (1.0 - math.exp(-0.016))
     assert float(alone.tpot_s) == pytest.approx(decode + 15 * (1 + together) / together / 1000, rel=1e-6)
-    full = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False, arriving=100.0)
+    full = serving.closed_loop(cost, 16, load, arriving=100.0)
     # 15 other prompts in groups of eight, each group an engine_step of 1 s + 8 x 1 s: 15 x 9 / 8 s over 1000 tokens
     assert float(full.tpot_s) == pytest.approx(1.0 + 1e-3 * float(full.running) + 15 * 9 / 8 / 1000, rel=1e-6)
-    singly = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000, chunked=False, arriving=0.0)
+    singly = serving.closed_loop(cost, 16, load, arriving=0.0)
     assert float(singly.tpot_s) == pytest.approx(1.0 + 1e-3 * float(singly.running) + 15 * 2 / 1000, rel=1e-6)
     # mixed with decode, a prompt adds its tokens alone
-    mixed = serving.closed_loop(cost, 16, 1000, 1001, token_budget=8000)
+    mixed = serving.closed_loop(cost, 16, Load(1000, 1001, token_budget=8000))
     assert float(mixed.tpot_s) == pytest.approx(1.0 + 1e-3 * float(mixed.running) + 15 * 1 / 1000, rel=1e-6)
     # a prompt longer than the budget takes several engine_steps of its own
-    chunks = serving.closed_loop(cost, 2, 16000, 1001, token_budget=8000, chunked=False)
+    chunks = serving.closed_loop(cost, 2, Load(16000, 1001, token_budget=8000, chunked=False))
     assert float(chunks.tpot_s) == pytest.approx(1.0 + 1e-3 * float(chunks.running) + 18 / 1000, rel=1e-6)
 
 
@@ -240,16 +241,15 @@ def test_prompts_run_outside_cuda_graphs_unless_these_hold_them() -> None:
 
 def test_open_loop_has_littles_law() -> None:
     cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=600)
-    served = serving.open_loop(cost, 4.0, 500, 200)
+    served = serving.open_loop(cost, 4.0, Load(500, 200))
     in_flight = 4.0 * float(served.ttft_s + 199 * served.tpot_s)
-    at_that = serving.closed_loop(cost, in_flight, 500, 200, arriving=4.0 * float(served.tpot_s))
+    at_that = serving.closed_loop(cost, in_flight, Load(500, 200), arriving=4.0 * float(served.tpot_s))
     assert float(at_that.tpot_s) == pytest.approx(float(served.tpot_s), rel=0.01)
-    assert float(serving.open_loop(cost, 1e4, 500, 200, sent=500).running) <= 250.0
-    rare = serving.open_loop(cost, 1e-3, 500, 200)
-    alone = serving.single_stream(cost, 500, 200)  # fewer than one in flight: nobody is in the way
+    assert float(serving.open_loop(cost, 1e4, Load(500, 200), sent=500).running) <= 250.0
+    rare = serving.open_loop(cost, 1e-3, Load(500, 200))
+    alone = serving.closed_loop(cost, 1, Load(500, 200))  # fewer than one in flight: nobody is in the way
     assert float(rare.tpot_s) == pytest.approx(float(alone.tpot_s), rel=0.01)
-    assert float(serving.open_loop(cost, 50.0, 500, 1).tpot_s) > 0.0
-    assert float(serving.offline(cost, 500, 200, max_running=64).running) <= 64.0
+    assert float(serving.open_loop(cost, 50.0, Load(500, 1)).tpot_s) > 0.0
 
 
 def test_without_graphs_launches_show() -> None:

@@ -9,6 +9,7 @@ from rlperf.cost import serving
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.serving import Load
 from rlperf.layout import Layout
 from rlperf.sim.rollout import EngineOptions, Trajectories, simulate_replica
 from rlperf.sim.rollout.events import run_events
@@ -50,7 +51,7 @@ def test_first_tokens_of_random_arrivals_are_those_of_events(
     rate: float, isl: int, osl: int, within: float, chunked: bool, look_ahead: bool
 ) -> None:
     cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2)
-    closed = serving.open_loop(cost, rate, isl, osl, chunked=chunked, look_ahead=look_ahead)
+    closed = serving.open_loop(cost, rate, Load(isl, osl, chunked=chunked, look_ahead=look_ahead))
     events = by_events(cost, rate, isl, osl, chunked, look_ahead)
     assert float(closed.ttft_s) == pytest.approx(events, rel=within)
 
@@ -76,11 +77,9 @@ def test_first_tokens_of_clients_that_begin_at_once_are_those_of_events(
     options = EngineOptions(trajectories=clients, async_scheduling=look_ahead)
     line = run_events(Trajectories.of(*drawn), cost, limits, options)
     events = float((line.first_token_s - line.arrival_s).mean())
-    load = (clients, 0.9 * isl, 0.9 * osl)
-    served = serving.closed_loop(cost, *load, max_running=most, chunked=chunked)
-    found = serving.first_token_of_run_s(
-        cost, served, *load, each=each, max_running=most, chunked=chunked, look_ahead=look_ahead
-    )
+    load = Load(0.9 * isl, 0.9 * osl, max_running=most, chunked=chunked, look_ahead=look_ahead)
+    served = serving.closed_loop(cost, clients, load)
+    found = serving.first_token_of_run_s(cost, served, clients, load, each=each)
     # the next request comes as an engine_step ends in the events, anywhere in one in the form
     rest = 0.9 * 0.5 * float(cost.decode_s(served.running, served.running * 0.9 * (isl + osl / 2)))
     assert float(found) - (rest if clients > 1 else 0.0) == pytest.approx(events, rel=0.05)
@@ -89,12 +88,14 @@ def test_first_tokens_of_clients_that_begin_at_once_are_those_of_events(
 def test_clients_that_begin_at_once_wait_for_one_another() -> None:
     # a prompt fills an engine_step of 1 s, and 0.1 s more for each that decodes beside it: ends at 1, 2.1, 3.3, 4.6 s
     cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.zeros(2), host_s=1.0, decode_per_request_s=0.1)
-    served = serving.closed_loop(cost, 4, 100, 1000, token_budget=100)
-    once = serving.first_token_of_run_s(cost, served, 4, 100, 1000, each=1, token_budget=100)
+    load = Load(100, 1000, token_budget=100)
+    served = serving.closed_loop(cost, 4, load)
+    once = serving.first_token_of_run_s(cost, served, 4, load, each=1)
     assert float(once) == pytest.approx((1.0 + 2.1 + 3.3 + 4.6) / 4)
-    apart = serving.first_token_of_run_s(cost, served, 4, 100, 1000, each=1, token_budget=200, chunked=False)
+    two = Load(100, 1000, token_budget=200, chunked=False)
+    apart = serving.first_token_of_run_s(cost, served, 4, two, each=1)
     assert float(apart) == pytest.approx(1.5)  # two at a time: 1, 1, 2 and 2 s
-    rates = [float(serving.first_token_of_run_s(cost, served, 4, 100, 1000, each=k)) for k in (1, 10, np.inf)]
+    rates = [float(serving.first_token_of_run_s(cost, served, 4, Load(100, 1000), each=k)) for k in (1, 10, np.inf)]
     assert rates[1] == pytest.approx(0.1 * rates[0] + 0.9 * rates[2])
 
 
@@ -112,7 +113,7 @@ def test_a_queue_empties_as_in_events(sent: int, isl: int, osl: int, most: int, 
     cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2)
     limits = EngineLimits(kv_tokens=np.inf, max_running=most, chunked_prefill=chunked, prefix_caching=False)
     line = run_events(Trajectories.of(np.full(sent, isl), np.full(sent, osl)), cost, limits, EngineOptions())
-    found = serving.queue_of(cost, sent, isl, osl, max_running=most, chunked=chunked)
+    found = serving.queue_of(cost, sent, Load(isl, osl, max_running=most, chunked=chunked))
     assert sent * osl / float(found.output_tokens_per_s) == pytest.approx(float(line.finish_s.max()), rel=0.04)
     each = (line.finish_s - line.first_token_s) / (osl - 1)
     assert float(found.tpot_s) == pytest.approx(float(each.mean()), rel=0.1)
@@ -122,8 +123,8 @@ def test_a_queue_empties_as_in_events(sent: int, isl: int, osl: int, most: int, 
 def test_the_last_wave_of_a_queue_is_not_full() -> None:
     # engine_steps of 1 s whatever is in them: 150 requests of ten tokens in waves of 100 take as long as 200
     cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.zeros(2), host_s=1.0)
-    load = {"isl": 1, "osl": 10, "max_running": 100, "token_budget": 1000}
-    rates = [float(serving.queue_of(cost, sent, **load).output_tokens_per_s) for sent in (100, 150, 200, 100000)]
+    load = Load(1, 10, max_running=100, token_budget=1000)
+    rates = [float(serving.queue_of(cost, sent, load).output_tokens_per_s) for sent in (100, 150, 200, 100000)]
     assert rates[1] == pytest.approx(0.75 * rates[2], rel=0.01)
     assert rates[0] < rates[2] < rates[3] == pytest.approx(100.0, rel=0.01)
 
@@ -131,20 +132,20 @@ def test_the_last_wave_of_a_queue_is_not_full() -> None:
 def test_first_token_by_hand() -> None:
     # decodes of 10 ms, prompts that add 10 ms each, 20 a second: rho 0.2, steps of 12.5 ms with a variance of 25 / 0.96
     step = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.zeros(2), host_s=0.01, prefill_per_request_s=0.01)
-    served = serving.open_loop(step, 20.0, 10, 20000, max_running=1e9, sent=1e9)
+    served = serving.open_loop(step, 20.0, Load(10, 20000, max_running=1e9), sent=1e9)
     square = 12.5 + 20e-3 * 100.0 / 0.96
     assert float(served.ttft_s) * 1e3 == pytest.approx(square / 2 + 10.0 + 10.0 + 0.2 * square, rel=1e-6)
 
 
 def test_prefill_first_makes_the_first_token_earlier_and_the_others_later() -> None:
     cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=2000)
-    mixed, first = (serving.open_loop(cost, 6.0, 2000, 300, chunked=chunked) for chunked in (True, False))
+    mixed, first = (serving.open_loop(cost, 6.0, Load(2000, 300, chunked=chunked)) for chunked in (True, False))
     assert float(first.ttft_s) < float(mixed.ttft_s) and float(first.tpot_s) > float(mixed.tpot_s)
 
 
 def test_the_front_end_delays_the_first_token_alone() -> None:
     cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=600)
-    inside = serving.open_loop(cost, 4.0, 500, 200)
+    inside = serving.open_loop(cost, 4.0, Load(500, 200))
     outside = inside.behind(0.005)
     assert float(outside.ttft_s - inside.ttft_s) == pytest.approx(0.005)
     assert (outside.tpot_s, outside.output_tokens_per_s) == (inside.tpot_s, inside.output_tokens_per_s)
@@ -162,7 +163,7 @@ def test_loads_near_and_beyond_capacity_are_at_rest() -> None:
     # 10 steps of 1 ms and 0.1 ms a request: c = 10 r / (1000 - r) requests are in flight, and beyond 1000 a second all
     step = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.zeros(2), host_s=1e-3, decode_per_request_s=1e-4)
     near, beyond, far = (
-        serving.open_loop(step, rate, 10, 11, max_running=1e4, sent=4000.0) for rate in (980.0, 1020.0, 3000.0)
+        serving.open_loop(step, rate, Load(10, 11, max_running=1e4), sent=4000.0) for rate in (980.0, 1020.0, 3000.0)
     )
     assert float(near.running) == pytest.approx(490.0, rel=0.01)
     assert float(beyond.tpot_s) == pytest.approx(float(far.tpot_s), rel=1e-6)

@@ -31,7 +31,7 @@ from rlperf.cost.engine_memory import engine_memory, max_running
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import ByTokens, tabulated, with_overhead
 from rlperf.cost.replica import Replica
-from rlperf.cost.serving import Served, closed_loop, first_token_of_run_s, open_loop, queue_of, static_batch
+from rlperf.cost.serving import Load, Served, closed_loop, first_token_of_run_s, open_loop, queue_of, static_batch
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -351,48 +351,47 @@ def _check(case: ServingCase, slots: float) -> None:
 class Asked(Generic[Number]):
     """What is asked of an engine: how requests come, and numbers that are scalars of one case or arrays of many.
 
-    ``share`` is the part of others' prefills that stands in a decode's way, ``sent`` the requests of an open loop or
-    queue, ``each`` those of each client of a closed loop, ``front_s`` what a request takes outside the engine [s].
+    ``many`` is how many come: clients of a closed loop, requests of a batch or queue, arrivals a second. ``sent`` are
+    the requests of an open loop, ``each`` those of each client of a closed one, ``front_s`` what a request takes
+    outside the engine [s].
     """
 
     loop: str
-    chunked: bool
-    look_ahead: bool
-    load: Number
-    isl: Number
-    osl: Number
-    slots: Number
-    budget: Number
-    share: Number
+    load: Load
+    many: Number
     sent: Number
     each: Number
     front_s: Number
+
+    @property
+    def kind(self) -> tuple[str, bool, bool]:
+        """What those must share that are served together."""
+        return self.loop, self.load.chunked, self.load.look_ahead
 
 
 def asked_of(case: ServingCase, slots: float) -> Asked[float]:
     """What a case asks of an engine whose cache holds ``slots`` of its requests."""
     slots = max(float(np.floor(slots)), 1.0)
-    load, share = case.load, 1.0 - case.repeated
+    many, share = case.load, 1.0 - case.repeated
+    sent = case.requests_sent * case.devices / case.given_devices
     loop = case.mode if case.mode in ("static_batch", "online_rate") else "closed"
     if case.mode == "offline":
         # requests that all fit are prefilled one after the other and then decode: a request waits for half of them
-        share = share * (0.5 if load <= slots else 1.0)
-        load = min(load, slots)
-        loop = "queue" if np.isfinite(case.requests_sent) else "closed"
-    return Asked(
-        loop=loop,
-        chunked=case.engine.chunked_prefill,
-        look_ahead=case.engine.async_scheduling,
-        load=load,
+        share = share * (0.5 if many <= slots else 1.0)
+        many = slots = min(many, slots)
+        if np.isfinite(sent):
+            loop, many = "queue", sent
+    load = Load(
         isl=max(case.isl - case.cached, 1.0),
         osl=case.osl,
-        slots=slots,
-        budget=float(case.engine.token_budget),
-        share=share,
-        sent=case.requests_sent * case.devices / case.given_devices,
-        each=case.each,
-        front_s=case.engine.front_end if case.mode in CLIENTS else 0.0,
+        max_running=slots,
+        token_budget=float(case.engine.token_budget),
+        chunked=case.engine.chunked_prefill,
+        look_ahead=case.engine.async_scheduling,
+        interference=1.0 if loop == "online_rate" else share,
     )
+    front = case.engine.front_end if case.mode in CLIENTS else 0.0
+    return Asked(loop=loop, load=load, many=many, sent=sent, each=case.each, front_s=front)
 
 
 def check(case: ServingCase, table: CostTable) -> None:
@@ -411,29 +410,15 @@ def serve(case: ServingCase, table: CostTable) -> Served:
 
 def of_run_s(cost: EngineStepCost, asked: Asked[float] | Asked[FloatArray], found: Served) -> FloatArray:
     """Mean time to first token of the runs of closed loops that are ``found`` to be served so [s]."""
-    first = first_token_of_run_s(
-        cost, found, asked.load, asked.isl, asked.osl, each=asked.each, max_running=asked.slots,
-        token_budget=asked.budget, chunked=asked.chunked, interference=asked.share, look_ahead=asked.look_ahead,
-    )  # fmt: skip
-    return first + asked.front_s
+    return first_token_of_run_s(cost, found, asked.many, asked.load, each=asked.each) + asked.front_s
 
 
 def served(cost: EngineStepCost, asked: Asked[float] | Asked[FloatArray]) -> Served:
     """What clients see, of one case or of many whose costs are stacked."""
     if asked.loop == "static_batch":
-        return static_batch(cost, asked.load, asked.isl, asked.osl, token_budget=asked.budget)
+        return static_batch(cost, asked.many, asked.load)
     if asked.loop == "online_rate":
-        return open_loop(
-            cost, asked.load, asked.isl, asked.osl,
-            max_running=asked.slots, token_budget=asked.budget, chunked=asked.chunked, look_ahead=asked.look_ahead,
-            sent=asked.sent,
-        ).behind(asked.front_s)  # fmt: skip
+        return open_loop(cost, asked.many, asked.load, sent=asked.sent).behind(asked.front_s)
     if asked.loop == "queue":
-        return queue_of(
-            cost, asked.sent, asked.isl, asked.osl,
-            max_running=asked.load, token_budget=asked.budget, chunked=asked.chunked,
-        )  # fmt: skip
-    return closed_loop(
-        cost, asked.load, asked.isl, asked.osl,
-        max_running=asked.slots, token_budget=asked.budget, chunked=asked.chunked, interference=asked.share,
-    ).behind(asked.front_s)  # fmt: skip
+        return queue_of(cost, asked.many, asked.load)
+    return closed_loop(cost, asked.many, asked.load).behind(asked.front_s)

@@ -12,7 +12,7 @@ from rlperf.calibrate.inference_rows import Asked, CostTable, ServingCase, asked
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import uncaptured_layers
 from rlperf.cost.layers import stack_of
-from rlperf.cost.serving import Served
+from rlperf.cost.serving import Load, Served
 from rlperf.layout import FloatArray, IntArray
 
 Measured = tuple[ServingCase, str, float]
@@ -74,7 +74,7 @@ class ServingStack:
         self._groups: list[tuple[np.ndarray, list[StackedCost], Asked[FloatArray]]] = []
         found = [[costs.bare(case, scale) for scale in SCALES] for case, _, _ in cases]
         asked = [asked_of(case, one[-1][1]) for (case, _, _), one in zip(cases, found, strict=True)]
-        kinds = [(one.loop, one.chunked, one.look_ahead) for one in asked]
+        kinds = [one.kind for one in asked]
         for kind in dict.fromkeys(kinds):
             rows = np.asarray([index for index, one in enumerate(kinds) if one == kind])
             stacked = [StackedCost.of([found[row][place][0] for row in rows]) for place in range(len(SCALES))]
@@ -137,9 +137,11 @@ def _at_scale(stacked: Sequence[StackedCost], scale: FloatArray) -> StackedCost:
 
 def _stacked(asked: Sequence[Asked[float]]) -> Asked[FloatArray]:
     """Many questions of one kind as one."""
-    numbers = {
-        one.name: np.asarray([getattr(each, one.name) for each in asked], dtype=np.float64)
-        for one in fields(Asked)
-        if one.name not in ("loop", "chunked", "look_ahead")
-    }
-    return Asked(loop=asked[0].loop, chunked=asked[0].chunked, look_ahead=asked[0].look_ahead, **numbers)
+    load = replace(asked[0].load, **_columns([one.load for one in asked], ("chunked", "look_ahead")))
+    return Asked(loop=asked[0].loop, load=load, **_columns(asked, ("loop", "load")))
+
+
+def _columns(alike: Sequence[Load] | Sequence[Asked[float]], but: tuple[str, ...]) -> dict[str, Any]:
+    """The numbers of objects that are alike, each as an array ``[objects]``."""
+    names = [one.name for one in fields(alike[0]) if one.name not in but]
+    return {name: np.asarray([getattr(one, name) for one in alike], dtype=np.float64) for name in names}

@@ -4,13 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that are alike, and how the engine lets them in; numbers are scalars or arrays that broadcast.
+
+    Attributes
+    ----------
+    isl, osl : n_i, n_o + 1, prompt and generated tokens of every request [tokens]
+    max_running : b_max, from the cache capacity and the engine's own limit [1]; requests beyond it queue
+    token_budget : B, tokens of one engine_step; longer prompts take several chunks
+    chunked : prefills share engine_steps with decodes; otherwise decodes wait while prompts run
+    look_ahead : an engine_step is scheduled while the one before it runs, so that arrivals miss the next one too
+    interference : φ, share of the prefills that stands in a decode's way [1]; 0 where they run elsewhere
+    """
+
+    isl: FloatArray | float
+    osl: FloatArray | float
+    max_running: FloatArray | float = np.inf
+    token_budget: FloatArray | float = 8192.0
+    chunked: bool = True
+    look_ahead: bool = False
+    interference: FloatArray | float = 1.0
+
+    @cached_property
+    def steps(self) -> FloatArray:
+        """Engine_steps of a request after its first token [1]."""
+        return np.maximum(as_float(self.osl) - 1.0, 1.0)
+
+    @cached_property
+    def context(self) -> FloatArray:
+        """Mean tokens in the cache of a request that decodes: isl + osl / 2."""
+        return as_float(self.isl + self.osl / 2.0)
+
+    @cached_property
+    def chunks(self) -> FloatArray:
+        """Engine_steps that one prompt takes [1]."""
+        return np.maximum(np.ceil(as_float(self.isl) / self.token_budget), 1.0)
+
+    @cached_property
+    def pairs(self) -> FloatArray:
+        """Pairs of tokens that meet in the attention of a prompt [1]."""
+        return as_float(self.isl * (self.isl + 1.0) / 2.0)
+
+    def prompts_s(self, cost: EngineStepCost, running: FloatArray | float = 0.0, prompts: Array = 1.0) -> FloatArray:
+        """Seconds of the engine_steps that prefill ``prompts`` together; ``running`` decode beside them if chunked."""
+        beside = running if self.chunked else np.zeros_like(running)
+        share = as_float(prompts) / self.chunks
+        cached = beside * self.context
+        return self.chunks * cost.engine_step_s(beside, cached, share * self.isl, share * self.pairs, share)
+
+    def added_s(self, cost: EngineStepCost, running: FloatArray | float, prompts: Array = 1.0) -> FloatArray:
+        """Seconds by which ``prompts`` prompts make ``running`` decodes wait: Δ, what they add or take on their own."""
+        whole = self.prompts_s(cost, running, prompts)
+        if not self.chunked:
+            return whole
+        return np.maximum(whole - self.chunks * cost.decode_s(running, running * self.context), 0.0)
 
 
 @dataclass(frozen=True)
@@ -30,18 +87,7 @@ class Served:
         return replace(self, ttft_s=self.ttft_s + front_s)
 
 
-def closed_loop(
-    cost: EngineStepCost,
-    concurrency: Array,
-    isl: Array,
-    osl: Array,
-    *,
-    max_running: FloatArray | float = np.inf,
-    token_budget: FloatArray | float = 8192.0,
-    chunked: bool = True,
-    interference: FloatArray | float = 1.0,
-    arriving: Array | None = None,
-) -> Served:
+def closed_loop(cost: EngineStepCost, concurrency: Array, load: Load, *, arriving: Array | None = None) -> Served:
     r"""A closed loop of ``concurrency`` clients, each of which sends its next request when its last one is done.
 
     .. math::
@@ -54,12 +100,7 @@ def closed_loop(
     Parameters
     ----------
     cost : of one engine_step (linear in context)
-    concurrency : c, requests in flight [1]; those beyond ``max_running`` queue
-    isl, osl : prompt and generated tokens of every request [tokens]; n_o = osl - 1
-    max_running : b_max, from the cache capacity and the engine's own limit [1]
-    token_budget : B, tokens of one engine_step; longer prompts take several chunks
-    chunked : prefills share engine_steps with decodes; otherwise decodes wait while prompts run
-    interference : φ, share of the prefills that stands in a decode's way [1]; 0 where they run elsewhere
+    concurrency : c, requests in flight [1]
     arriving : λ, prompts that come during an engine_step [1]; by default as many as end in one
 
     Notes
@@ -68,47 +109,33 @@ def closed_loop(
     its way. An engine_step takes all waiting prompts that its budget holds (vLLM, SGLang and TensorRT-LLM alike), and
     clients that started together drift apart: an engine_step with prompts at all has g of them. Δ_g is what a group
     adds to the engine_step that it shares, or its own engine_step where prefill is not mixed with decode (SGLang
-    without ``enable_mixed_chunk``). Mean context: isl + osl / 2.
+    without ``enable_mixed_chunk``).
     """
-    c, n_in, n_out = as_float(concurrency), as_float(isl), as_float(osl)
-    steps, context, chunks = np.maximum(n_out - 1.0, 1.0), n_in + n_out / 2.0, np.ceil(n_in / token_budget)
-    running = slots = np.minimum(c, max_running)
+    c, steps = as_float(concurrency), load.steps
+    running = slots = np.minimum(c, load.max_running)
     together = _together(slots / steps if arriving is None else as_float(arriving))
-    group = np.clip(np.minimum(np.floor(token_budget / n_in), together), 1.0, np.maximum(slots, 1.0))
-    tpot = ttft = alone = _prompt_s(cost, n_in, token_budget, 0.0, 0.0)
+    fit = np.floor(load.token_budget / as_float(load.isl))
+    group = np.clip(np.minimum(fit, together), 1.0, np.maximum(slots, 1.0))
+    tpot = ttft = alone = load.prompts_s(cost)
     others, least = np.maximum(slots - 1.0, 0.0), np.minimum(slots, 1.0)
     for _ in range(12):
-        decode = cost.decode_s(running, running * context)
-        chunk_base = running if chunked else np.zeros_like(running)
-        whole = _prompt_s(cost, n_in, token_budget, chunk_base, chunk_base * context, group)
-        added = whole - chunks * decode if chunked else whole
-        tpot = decode + interference * others * np.maximum(added, 0.0) / (group * steps)
-        ttft = np.where(c <= 1.0, alone, whole if chunked else whole + decode / 2.0)
+        decode = cost.decode_s(running, running * load.context)
+        whole = load.prompts_s(cost, running, group)
+        added = whole - load.chunks * decode if load.chunked else whole
+        tpot = decode + load.interference * others * np.maximum(added, 0.0) / (group * steps)
+        ttft = np.where(c <= 1.0, alone, whole if load.chunked else whole + decode / 2.0)
         share = steps * tpot / (steps * tpot + ttft)
         before, running = running, np.maximum(0.5 * (running + slots * share), least)
         if np.array_equal(before, running):
             break  # at rest
     cycle, queued = ttft + steps * tpot, np.maximum(c - slots, 0.0)
-    return Served(ttft + queued / np.maximum(slots, 1.0) * cycle, tpot, slots * n_out / cycle, running)
+    return Served(ttft + queued / np.maximum(slots, 1.0) * cycle, tpot, slots * load.osl / cycle, running)
 
 
 def first_token_of_run_s(
-    cost: EngineStepCost,
-    served: Served,
-    concurrency: Array,
-    isl: Array,
-    osl: Array,
-    *,
-    each: Array,
-    max_running: FloatArray | float = np.inf,
-    token_budget: FloatArray | float = 8192.0,
-    chunked: bool = True,
-    interference: FloatArray | float = 1.0,
-    look_ahead: bool = False,
+    cost: EngineStepCost, served: Served, concurrency: Array, load: Load, *, each: Array
 ) -> FloatArray:
     r"""Mean time to first token of a whole run of a `closed_loop`, which all clients begin at once [s].
-
-    Long because each number of a load has an argument of its name.
 
     .. math::
 
@@ -119,7 +146,7 @@ def first_token_of_run_s(
     ----------
     served : what `closed_loop` says of the same load
     each : k, requests that a client sends one after the other [1]; a benchmark of N requests has N / c
-    concurrency ... look_ahead : as in `closed_loop` and `open_loop`
+    concurrency : c, as in `closed_loop`
 
     Notes
     -----
@@ -128,29 +155,27 @@ def first_token_of_run_s(
     they wait for places: the q-th for ceil(q / b_max) cycles. Every later request comes alone into a loop of c - 1
     others, at random (`_arrival_s`). Told from no measurement; against events: tests/test_serving_first_token.py.
     """
-    c, n_in, n_out, k = as_float(concurrency), as_float(isl), as_float(osl), as_float(each)
-    slots = np.minimum(c, max_running)
-    cycle, queued = slots * n_out / served.output_tokens_per_s, np.maximum(c - slots, 0.0)
+    c, k = as_float(concurrency), as_float(each)
+    slots = np.minimum(c, load.max_running)
+    cycle, queued = slots * load.osl / served.output_tokens_per_s, np.maximum(c - slots, 0.0)
     others = np.maximum(slots - 1.0, 0.0)
-    rate, running = interference * others / cycle, served.running * others / np.maximum(slots, 1.0)
-    later = _arrival_s(cost, rate, running, n_in, n_out, token_budget, chunked, look_ahead)
-    first = _start_s(cost, slots, n_in, token_budget, chunked) + queued / c * (queued / slots + 1.0) * cycle / 2.0
+    rate, running = load.interference * others / cycle, served.running * others / np.maximum(slots, 1.0)
+    later = _arrival_s(cost, rate, running, load)
+    first = _start_s(cost, slots, load) + queued / c * (queued / slots + 1.0) * cycle / 2.0
     return np.asarray(first / k + (1.0 - 1.0 / k) * (later + queued / slots * cycle))
 
 
-def _start_s(
-    cost: EngineStepCost, prompts: FloatArray, isl: FloatArray, budget: FloatArray | float, chunked: bool
-) -> FloatArray:
+def _start_s(cost: EngineStepCost, prompts: FloatArray, load: Load) -> FloatArray:
     """Mean seconds to the first token of prompts that are all there at once: t_w of `first_token_of_run_s`."""
-    if chunked:
-        count = np.maximum(np.ceil(prompts * isl / budget), 1.0)
+    if load.chunked:
+        count = np.maximum(np.ceil(prompts * load.isl / load.token_budget), 1.0)
         share = prompts / count
-        tokens, pairs, before = share * isl, share * isl * (isl + 1.0) / 2.0, prompts - share
+        tokens, pairs, before = share * load.isl, share * load.pairs, prompts - share
         least = cost.engine_step_s(0.0, 0.0, tokens, pairs, share)
-        most = cost.engine_step_s(before, before * isl, tokens, pairs, share)
+        most = cost.engine_step_s(before, before * load.isl, tokens, pairs, share)
     else:
-        count = np.ceil(prompts / np.maximum(np.floor(budget / isl), 1.0))
-        least = most = _prompt_s(cost, isl, budget, 0.0, 0.0, prompts / count)
+        count = np.ceil(prompts / np.maximum(np.floor(load.token_budget / as_float(load.isl)), 1.0))
+        least = most = load.prompts_s(cost, prompts=prompts / count)
     return np.asarray((count + 1.0) * (least / 2.0 + (most - least) / 6.0))
 
 
@@ -160,47 +185,19 @@ def _together(arriving: FloatArray) -> FloatArray:
     return np.asarray(came / -np.expm1(-came))
 
 
-def _prompt_s(
-    cost: EngineStepCost,
-    isl: FloatArray,
-    budget: FloatArray | float,
-    running: FloatArray | float,
-    kv_tokens: FloatArray | float,
-    prompts: FloatArray | float = 1.0,
-) -> FloatArray:
-    """Seconds of the engine_steps that prefill ``prompts`` prompts together beside ``running`` decodes."""
-    chunks = np.maximum(np.ceil(isl / budget), 1.0)
-    share = prompts / chunks
-    return chunks * cost.engine_step_s(running, kv_tokens, share * isl, share * isl * (isl + 1.0) / 2.0, share)
-
-
-def static_batch(
-    cost: EngineStepCost, batch: Array, isl: Array, osl: Array, *, token_budget: FloatArray | float = 8192.0
-) -> Served:
+def static_batch(cost: EngineStepCost, batch: Array, load: Load) -> Served:
     """All requests start together: prompts first, then decode in step until all are done (equal lengths)."""
-    b, n_in, n_out = as_float(batch), as_float(isl), as_float(osl)
-    steps = np.maximum(n_out - 1.0, 0.0)
-    tokens = b * n_in
-    chunks = np.maximum(np.ceil(tokens / token_budget), 1.0)
-    pairs = b * n_in * (n_in + 1.0) / 2.0
-    ttft = chunks * cost.engine_step_s(0.0, 0.0, tokens / chunks, pairs / chunks, b / chunks)
+    b = as_float(batch)
+    steps = np.maximum(as_float(load.osl) - 1.0, 0.0)
+    tokens = b * load.isl
+    chunks = np.maximum(np.ceil(tokens / load.token_budget), 1.0)
+    ttft = chunks * cost.engine_step_s(0.0, 0.0, tokens / chunks, b * load.pairs / chunks, b / chunks)
     # linear between contexts: the mean engine_step is the one at the mean context
-    tpot = cost.decode_s(b, b * (n_in + n_out / 2.0))
-    return Served(ttft, tpot, b * n_out / (ttft + steps * tpot), b)
+    tpot = cost.decode_s(b, b * load.context)
+    return Served(ttft, tpot, b * load.osl / (ttft + steps * tpot), b)
 
 
-def open_loop(
-    cost: EngineStepCost,
-    rate_per_s: Array,
-    isl: Array,
-    osl: Array,
-    *,
-    max_running: FloatArray | float = np.inf,
-    token_budget: FloatArray | float = 8192.0,
-    chunked: bool = True,
-    look_ahead: bool = False,
-    sent: FloatArray | float = 8192.0,
-) -> Served:
+def open_loop(cost: EngineStepCost, rate_per_s: Array, load: Load, *, sent: FloatArray | float = 8192.0) -> Served:
     """Requests arrive at a rate, at random; by Little's law as many are in flight as rate x time in the system.
 
     Solved as the closed loop whose clients produce that rate. Of ``sent`` requests at most half are in flight on
@@ -210,38 +207,22 @@ def open_loop(
     Parameters
     ----------
     rate_per_s : λ, of one replica [1/s]
-    chunked, token_budget, max_running : as in `closed_loop`
-    look_ahead : an engine_step is scheduled while the one before it runs, so that arrivals miss the next one too
     """
-    rate, n_in, n_out = as_float(rate_per_s), as_float(isl), as_float(osl)
-    most = np.minimum(max_running, as_float(sent) / 2.0)
-    loop = partial(
-        closed_loop, cost, isl=isl, osl=osl,
-        max_running=max_running, token_budget=token_budget, chunked=chunked,
-    )  # fmt: skip
-    served, clients = _in_flight(loop, rate, n_in, n_out, most)
+    rate = as_float(rate_per_s)
+    most = np.minimum(load.max_running, as_float(sent) / 2.0)
+    served, clients = _in_flight(partial(closed_loop, cost, load=load), rate, load, most)
     running = np.minimum(served.running, clients)
-    first = _arrival_s(cost, rate, running, n_in, n_out, token_budget, chunked, look_ahead)
-    return replace(served, ttft_s=first)
+    return replace(served, ttft_s=_arrival_s(cost, rate, running, load))
 
 
-def _arrival_s(
-    cost: EngineStepCost,
-    rate: FloatArray,
-    running: FloatArray,
-    isl: FloatArray,
-    osl: FloatArray,
-    budget: FloatArray | float,
-    chunked: bool,
-    look_ahead: bool,
-) -> FloatArray:
+def _arrival_s(cost: EngineStepCost, rate: FloatArray, running: FloatArray, load: Load) -> FloatArray:
     """Seconds to the first token of a random arrival at an engine that decodes ``running``, others come at ``rate``."""
-    kv_tokens = running * (isl + osl / 2.0)
-    decode, alone = cost.decode_s(running, kv_tokens), _prompt_s(cost, isl, budget, 0.0, 0.0)
-    beside, cached = (running, kv_tokens) if chunked else (np.zeros_like(running), np.zeros_like(running))
-    one, two = (_prompt_s(cost, isl, budget, beside, cached, prompts) for prompts in (1.0, 2.0))
-    added = np.maximum(one - np.ceil(isl / budget) * decode, 0.0) if chunked else one
-    return _first_token_s(rate, running, decode, added, np.maximum(two - one, 0.0), alone, chunked, look_ahead)
+    decode, alone = cost.decode_s(running, running * load.context), load.prompts_s(cost)
+    one, two = (load.prompts_s(cost, running, prompts) for prompts in (1.0, 2.0))
+    added = load.added_s(cost, running)
+    return _first_token_s(
+        rate, running, decode, added, np.maximum(two - one, 0.0), alone, load.chunked, load.look_ahead
+    )
 
 
 TURNS = 16
@@ -251,18 +232,18 @@ STEEPEST = 0.97
 
 
 def _in_flight(
-    loop: Callable[..., Served], rate: FloatArray, n_in: FloatArray, n_out: FloatArray, most: FloatArray
+    loop: Callable[..., Served], rate: FloatArray, load: Load, most: FloatArray
 ) -> tuple[Served, FloatArray]:
     """The closed ``loop`` whose clients c produce a rate, and c: the rest of c = F(c), F the rate x time of a request.
 
     Followed by secants: where a load nearly fills the engine F has a slope near 1, and plain turns hardly move.
     """
-    clients = np.ones(np.broadcast_shapes(rate.shape, n_out.shape, n_in.shape))
+    clients = np.ones(np.broadcast_shapes(rate.shape, np.shape(load.osl), np.shape(load.isl)))
     before = wanted_before = np.zeros_like(clients)
     served = loop(clients, arriving=1.0)
     for _ in range(TURNS):
         served = loop(clients, arriving=rate * served.tpot_s)
-        wanted = rate * (served.ttft_s + np.maximum(n_out - 1.0, 0.0) * served.tpot_s)
+        wanted = rate * (served.ttft_s + np.maximum(as_float(load.osl) - 1.0, 0.0) * served.tpot_s)
         wanted = np.where(np.isfinite(wanted), wanted, 2.0 * most)
         apart = np.where(clients == before, np.inf, clients - before)
         slope = np.clip((wanted - wanted_before) / apart, 0.0, STEEPEST)
@@ -329,16 +310,7 @@ def _first_token_s(
     return np.asarray((1.0 - empty) * busy + empty * idle)
 
 
-def queue_of(
-    cost: EngineStepCost,
-    sent: Array,
-    isl: Array,
-    osl: Array,
-    *,
-    max_running: FloatArray | float = np.inf,
-    token_budget: FloatArray | float = 8192.0,
-    chunked: bool = True,
-) -> Served:
+def queue_of(cost: EngineStepCost, sent: Array, load: Load) -> Served:
     r"""N equal requests that are all there from the start: throughput of the whole run, its emptying batch included.
 
     .. math::
@@ -349,7 +321,6 @@ def queue_of(
     Parameters
     ----------
     sent : N, requests of the run [1], finite
-    isl ... chunked : as in `closed_loop`
 
     Notes
     -----
@@ -358,32 +329,17 @@ def queue_of(
     stay together. The first wave fills J engine_steps one after the other and the last one ends so, half full in the
     mean. A request decodes beside half of its own wave's prompts and half of the next one's.
     """
-    n, n_in, n_out = as_float(sent), as_float(isl), as_float(osl)
-    b = np.minimum(n, max_running)
+    n, osl = as_float(sent), as_float(load.osl)
+    b = np.minimum(n, load.max_running)
     waves = np.floor(n / b)
     rest = n - waves * b
-    full, last, half = (cost.decode_s(some, some * (n_in + n_out / 2.0)) for some in (b, rest, b / 2.0))
-    group = np.clip(np.floor(token_budget / n_in), 1.0, b)
-    beside = b if chunked else np.zeros_like(b)
-    whole = _prompt_s(cost, n_in, token_budget, beside, beside * (n_in + n_out / 2.0), group)
-    prompt = np.maximum(whole - np.ceil(n_in / token_budget) * full, 0.0) / group if chunked else whole / group
-    fill = np.ceil(b * n_in / token_budget) * np.maximum(2.0 * half - full, 0.0)
-    seconds = n_out * (waves * full + (rest > 0.0) * last) + n * prompt + fill
-    tpot = (waves * b * full + rest * last) / n + (1.0 - 0.5 * b / n) * (b - 1.0) * prompt / np.maximum(
-        n_out - 1.0, 1.0
-    )
+    full, last, half = (cost.decode_s(some, some * load.context) for some in (b, rest, b / 2.0))
+    group = np.clip(np.floor(load.token_budget / as_float(load.isl)), 1.0, b)
+    prompt = load.added_s(cost, b, group) / group
+    fill = np.ceil(b * load.isl / load.token_budget) * np.maximum(2.0 * half - full, 0.0)
+    seconds = osl * (waves * full + (rest > 0.0) * last) + n * prompt + fill
+    beside = (1.0 - 0.5 * b / n) * (b - 1.0) * prompt / np.maximum(osl - 1.0, 1.0)
+    tpot = (waves * b * full + rest * last) / n + beside
     before = waves * (b * (waves - 1.0) / 2.0 + rest) / n  # waves that a request waits for
-    first = _start_s(cost, b, n_in, token_budget, chunked) + before * (n_out * full + b * prompt)
-    return Served(first, tpot, n * n_out / seconds, n * n_out * tpot / seconds)
-
-
-def offline(
-    cost: EngineStepCost, isl: Array, osl: Array, *, max_running: Array, token_budget: float = 8192.0
-) -> Served:
-    """Maximum load: the engine always runs as many requests as fit."""
-    return closed_loop(cost, max_running, isl, osl, token_budget=token_budget)
-
-
-def single_stream(cost: EngineStepCost, isl: Array, osl: Array, *, token_budget: float = 8192.0) -> Served:
-    """One request at a time."""
-    return closed_loop(cost, 1.0, isl, osl, token_budget=token_budget)
+    first = _start_s(cost, b, load) + before * (osl * full + b * prompt)
+    return Served(first, tpot, n * osl / seconds, n * osl * tpot / seconds)

@@ -117,6 +117,41 @@ def test_selective_recompute_drops_what_the_paper_says(hidden: int, heads: int, 
     assert round(100 * (1 - float(part / whole))) in (65, 70)
 
 
+def test_recomputing_the_mlp_keeps_the_input_of_its_norm(h100: Hardware) -> None:
+    """At the loss all 80 layers lack gate, up, activation and the norm's output: 6 f / t + 2 h / t bytes a token."""
+    arch, bridge = load_architecture("Llama-3.1-70B"), load_trainer("megatron_bridge")
+    layout = Layout.of(tensor_parallel=4, sequence_parallel=1, zero_stage=1, activation_recompute=1)
+    batch = Microbatches.fixed(layout, 4096, 1)
+    attention, mlp, both = (
+        float(trainer_memory(arch, h100, bridge, layout, batch, UpdateOptions(recompute_modules=names)).activations)
+        for names in (("core_attn",), ("mlp",), ("mlp", "core_attn"))
+    )
+    statistics = 4 * 64 / 4 * 4096
+    assert attention - both == pytest.approx(80 * (6 * 28672 + 2 * 8192) / 4 * 4096)
+    assert mlp - both == pytest.approx(80 * statistics)
+    # Megatron's mlp is no mixture of experts
+    moe = load_architecture("Qwen3-30B-A3B")
+    kept = [
+        float(trainer_memory(moe, h100, bridge, layout, batch, UpdateOptions(recompute_modules=names)).activations)
+        for names in ((), ("mlp",))
+    ]
+    assert kept[0] == kept[1]
+
+
+def test_an_update_of_16_bit_gradients_makes_fp32_ones(h100: Hardware) -> None:
+    """Of the shard that a rank updates, after activations are gone: 4 bytes each of 8B / 8."""
+    arch, bridge, layout = load_architecture("Llama-3.1-8B"), load_trainer("megatron_bridge"), Layout.of(zero_stage=1)
+    plain = bridge.model_copy(update={"workspace": bridge.workspace.model_copy(update={"optimizer_scratch": 0.0})})
+    short, long = (Microbatches.fixed(layout, tokens, 1) for tokens in (128, 8192))
+    added = [
+        float(trainer_memory(arch, h100, bridge, layout, batch).total)
+        - float(trainer_memory(arch, h100, plain, layout, batch).total)
+        for batch in (short, long)
+    ]
+    assert 0.8 * 4 * parameters(arch) < added[0] < 4 * parameters(arch)
+    assert added[1] < 0.5 * added[0]
+
+
 def test_matrices_that_gather_their_own_inputs_keep_them(h100: Hardware, fsdp2: TrainerCalibration) -> None:
     """q, k, v, gate and up save what DTensor gathered for them, whole, in place of two outputs cut eight ways."""
     arch = load_architecture("Llama-3.1-70B")

@@ -27,6 +27,8 @@ class LayerActivations:
     boundary : what full recompute keeps: the input of the layer [bytes/token]
     expert_hidden : the part of ``routed`` that recomputing the expert activation drops [bytes/token]
     operators : what recompute by operator keeps of ``dense``: the layer's input and every second product [bytes/token]
+    feed_forward : the part of ``dense`` that recomputing the module ``mlp`` drops: all of dense feed-forwards but the
+        input of their norm, which is part of their first product [bytes/token]
     """
 
     dense: FloatArray
@@ -36,6 +38,7 @@ class LayerActivations:
     boundary: FloatArray
     expert_hidden: FloatArray
     operators: FloatArray
+    feed_forward: FloatArray
 
 
 def layer_activations(
@@ -71,16 +74,19 @@ def layer_activations(
     beside = width * (arch.residual_streams - 1.0) * arch.hidden * keeping.spread
     dense, core, scores = inputs + stack.norms / arch.layers * (each + beside), zero, zero
     boundary = width * arch.hidden * keeping.spread + beside
-    routed, hidden, operators = zero, zero, zero + boundary
+    routed, hidden, operators, feed_forward = zero, zero, zero + boundary, zero
     for half in stack.halves:
         kept = half.layer.kept(keeping)
         dense = dense + half.share * (kept.dense + kept.core)
         core, scores = core + half.share * kept.core, scores + half.share * kept.scores
         operators = operators + half.share * kept.by_operator
+        if half.layer.ends_in_product:
+            norm = narrow * arch.hidden * keeping.norm_outputs(half.share, half.share * half.layer.readers)
+            feed_forward = feed_forward + half.share * kept.feed_forward + norm
         if half.layer.routing:
             of_routed = half.share / stack.routed_share
             routed, hidden = routed + of_routed * kept.routed, hidden + of_routed * kept.expert_hidden
     return LayerActivations(
         dense=dense, routed=routed, core=core, scores=scores,
-        boundary=boundary, expert_hidden=hidden, operators=operators,
+        boundary=boundary, expert_hidden=hidden, operators=operators, feed_forward=feed_forward,
     )  # fmt: skip

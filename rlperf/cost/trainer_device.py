@@ -237,6 +237,7 @@ class Kept:
     expert_hidden : the part of ``routed`` that recomputing the expert activation drops [bytes/token]
     products : of ``dense`` and ``core``, what recompute by operator keeps: the output of every second product and
         of attention; None where nobody read which these are, and all is kept [bytes/token]
+    feed_forward : of ``dense``, what recomputing the module ``mlp`` drops: nothing but of dense ones [bytes/token]
     """
 
     dense: FloatArray | float = 0.0
@@ -245,6 +246,7 @@ class Kept:
     routed: FloatArray | float = 0.0
     expert_hidden: FloatArray | float = 0.0
     products: FloatArray | float | None = None
+    feed_forward: FloatArray | float = 0.0
 
     @property
     def by_operator(self) -> FloatArray | float:

@@ -269,11 +269,14 @@ def _activations(
     trainer: TrainerCalibration, layout: Layout, kept: LayerActivations, tokens: FloatArray, pairs: FloatArray,
     options: UpdateOptions, forward_only: bool,
 ) -> _Kept:  # fmt: skip
-    """Recompute none keeps all, selective drops the attention core or keeps some operators, full the layer's input."""
+    """Recompute none keeps all, full the layer's input; selective drops modules that it names, or keeps some operators.
+
+    Of a module that is made again, one layer's worth stands during its backward.
+    """
     space = trainer.workspace
-    dense, core = kept.dense * tokens, kept.core * tokens + kept.scores * pairs
+    modules = options.recompute_modules
+    dense, scores = kept.dense * tokens, kept.scores * pairs
     routed = kept.routed * tokens * options.skew
-    scores = kept.scores * pairs
     boundary = kept.boundary * tokens
     full = layout.activation_recompute == RECOMPUTE.index("full")
     selective = layout.activation_recompute == RECOMPUTE.index("selective")
@@ -283,8 +286,10 @@ def _activations(
         return _Kept(zero, zero, working, zero, zero)
     by_operator = selective & (space.selective == "operators")
     again = space.recompute_dense * dense + space.recompute_moe * routed + scores
-    plain = space.backward_dense * dense + space.backward_moe * routed + np.where(selective, scores, 0.0)
-    keep_dense = np.where(full, boundary, dense + np.where(selective, 0.0, core))
+    attention = (kept.core * tokens + scores) * ("core_attn" in modules)
+    dropped = np.where(selective, attention + kept.feed_forward * tokens * ("mlp" in modules), 0.0)
+    plain = space.backward_dense * dense + space.backward_moe * routed + dropped
+    keep_dense = np.where(full, boundary, dense + scores - dropped)
     keep_dense = np.where(by_operator, kept.operators * tokens, keep_dense)
     hidden = kept.expert_hidden * tokens * options.skew if options.recompute_experts else 0.0
     keep_routed = np.where(full, 0.0, routed - hidden)

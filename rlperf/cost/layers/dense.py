@@ -44,7 +44,8 @@ class Dense(Layer):
         hidden = self.arch.ffn_hidden / keeping.tensor
         # by operator: the fifth product of a layer, and the seventh, which no backward reads
         last = self.arch.hidden if self.arch.ffn_gated and not keeping.compiled else 0.0
-        return Kept(dense=(up * keeping.width + keeping.narrow) * hidden, products=keeping.width * (hidden + last))
+        kept = (up * keeping.width + keeping.narrow) * hidden
+        return Kept(dense=kept, products=keeping.width * (hidden + last), feed_forward=kept)
 
 
 def mlp(name: str, inputs: int, hidden: int, gated: bool) -> tuple[Matrix, Matrix]:

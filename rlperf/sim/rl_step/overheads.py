@@ -65,6 +65,8 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
     if own.gradients is not None:
         width = 2.0 if own.gradients == "bf16" else 4.0
         storage = storage.model_copy(update={"gradient": width, "reduce": width})
+        # an update of 16-bit gradients makes fp32 ones of its shard (Megatron-Core 0.16.1, distrib_optimizer.py:2419)
+        space = space.model_copy(update={"optimizer_scratch": 4.0 if width < 4.0 else space.optimizer_scratch})
     if own.experts_as is not None and trainer.id == framework.trainers[0]:
         timed = load_trainer(own.experts_as).timing
         timing = timing.model_copy(update={name: getattr(timed, name) for name in EXPERT_TIMING})

@@ -106,15 +106,18 @@ LONGEST_NAME = 200
 """Characters of a word that may be a misspelt name: matching takes time with their square."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that looks most like ``word``; None where none does, or where it is too long for a name."""
-    return None if len(word) > LONGEST_NAME else _nearest(word, tuple(choices))
+def nearest(word: str, choices: Iterable[str], *, alike: float = 0.6) -> str | None:
+    """The choice that looks most like ``word``; None where none does, or where it is too long for a name.
+
+    ``alike`` : share of characters that both must have in common, in their order
+    """
+    return None if len(word) > LONGEST_NAME else _nearest(word, tuple(choices), alike)
 
 
 @lru_cache(maxsize=256)
-def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
+def _nearest(word: str, choices: tuple[str, ...], alike: float) -> str | None:
     """Kept: an audit reads a file again for every change that it tries, with the same unknown keys in it."""
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=alike)
     return close[0] if close else None
 
 

@@ -12,8 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from rlperf.api import Question, ask
-from rlperf.cli.explain import explain
+from rlperf.cli.explain import _print, explain
 from rlperf.diagnose import graph as g
+from rlperf.diagnose.advice import Advice
+from rlperf.diagnose.explain import Cause, Explanation, Interaction
 from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
 from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import SpecError
@@ -160,3 +162,14 @@ def test_the_command_explains_a_job_at_scales(colocated: tuple[Question, Path]) 
     result = CliRunner().invoke(app, [str(colocated[1])])
     assert result.exit_code == 0, result.output
     assert "by design" in result.stdout
+
+
+def test_times_are_said_as_every_other_command_says_them(capsys: pytest.CaptureFixture[str]) -> None:
+    advice = (Advice("staleness", "train beside the tail", 146.1), Advice("partial_rollout", "carry over", 24.5))
+    tail = Cause("tail", "structure", "rollout", 146.1, 146.1, 0.29, "waits", ("rollout: the last",), advice)
+    found = Explanation(499.3, 4.99, (tail,), (("decode", 348.3),), (Interaction(("tail", "host"), 150.0, 9.0),))
+    _print(found, None)
+    said = " ".join(capsys.readouterr().out.split())
+    for time in ("rl_step 8 min 19 s", "below 4.99 s", "decode 5 min 48 s", "at most 2 min 26 s", "at most 24.5 s",
+                 "together 2 min 30 s"):  # fmt: skip
+        assert time in said, said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,24 @@ def test_a_name_that_leaves_out_what_tells_shapes_apart_is_refused_with_them(
     suggestion = refused.value.problems[0].suggestion or ""
     assert all(shape in suggestion for shape in could_be)
     assert suggestion.startswith("it could be" if len(could_be) > 1 else "did you mean")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        (
+            "Qwen3-9000B",
+            r"there are Qwen3-Coder-480B-A35B, Qwen3-235B-A22B, .* or \d+ more; or give the path of its config",
+        ),
+        ("Mixtral-8x70B", r"there are Mixtral-8x22B, Mixtral-8x7B; or give the path"),  # experts count
+        ("Qwen3-33B", r"did you mean Qwen3-32B, or the path of its config\.json\?"),
+        ("gpt-5", r"`rlperf profiles list` names all \d+; or give the path"),  # no GPT-J is near
+    ],
+)
+def test_a_size_that_nobody_publishes_is_told_the_sizes_that_there_are(name: str, hint: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        load_architecture(name)
+    assert re.match(hint, refused.value.problems[0].suggestion or "")
 
 
 @pytest.mark.parametrize("every", slow_but((1, 10), 10))

@@ -82,14 +82,16 @@ def _plain(found: Explanation, scaling: ScalingExplanation | None) -> dict[str, 
 def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
     from rich.table import Table
 
+    from rlperf.units import human_seconds as time
+
     screen = console()
-    screen.print(f"rl_step [bold]{found.rl_step_s:,.1f} s[/bold]; losses below {found.floor_s:,.1f} s are not listed")
-    path = ", ".join(f"{name.replace('_', ' ')} {seconds:,.1f}" for name, seconds in found.critical_s[:8])
-    screen.print(f"critical path, seconds: {path}")
+    screen.print(f"rl_step [bold]{time(found.rl_step_s)}[/bold]; losses below {time(found.floor_s)} are not listed")
+    path = ", ".join(f"{name.replace('_', ' ')} {time(seconds)}" for name, seconds in found.critical_s[:8])
+    screen.print(f"critical path: {path}")
     if scaling is not None:
-        steps = ", ".join(f"{n}: {s:,.1f} s" for n, s in zip(scaling.devices, scaling.rl_step_s, strict=True))
+        steps = ", ".join(f"{n}: {time(s)}" for n, s in zip(scaling.devices, scaling.rl_step_s, strict=True))
         screen.print(
-            f"scaling: {steps}; {scaling.scaling_loss_s:,.1f} s lost against ideal (devices ^ {scaling.ideal:g})"
+            f"scaling: {steps}; {time(scaling.scaling_loss_s)} lost against ideal (devices ^ {scaling.ideal:g})"
         )
         for row in scaling.activities[:3]:
             screen.print(f"  {row.activity.replace('_', ' ')} goes with devices ^ {row.slope:.2f}, "
@@ -97,12 +99,12 @@ def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
     if not any(c.nature == "fault" for c in found.causes):
         screen.print("nothing is abnormal; what the rl_step pays by design:" if found.causes else "nothing is abnormal")
     table = Table(box=None, pad_edge=False)
-    for name in ("", "cause", "seconds", "share", "where, evidence"):
-        table.add_column(name, justify="right" if name in ("seconds", "share") else "left")
+    for name in ("", "cause", "loss", "share", "where, evidence"):
+        table.add_column(name, justify="right" if name in ("loss", "share") else "left")
     for number, cause in enumerate(found.causes, start=1):
         mark = "[bold]fault[/bold]" if cause.nature == "fault" else "by design"
         table.add_row(
-            f"{number} {mark}", cause.kind.replace("_", " "), f"{cause.loss_s:,.1f}", f"{cause.share:.0%}",
+            f"{number} {mark}", cause.kind.replace("_", " "), time(cause.loss_s), f"{cause.share:.0%}",
             f"{cause.where}: {cause.evidence}",
         )  # fmt: skip
     if found.causes:
@@ -112,13 +114,13 @@ def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
         for hop in cause.path:
             screen.print(f"   <- {hop}")
         for advice in cause.advice[:3]:
-            gain = "" if advice.gain_s is None else f" (at most {advice.gain_s:,.1f} s)"
-            if advice.predicted_by == "simulation":
-                gain = f" ({advice.gain_s:,.1f} s, simulated)"
+            gain = "" if advice.gain_s is None else f" (at most {time(advice.gain_s)})"
+            if advice.gain_s is not None and advice.predicted_by == "simulation":
+                gain = f" ({time(advice.gain_s)}, simulated)"
             screen.print(f"   {advice.knob}: {advice.action}{gain}")
     for pair in found.interactions[:3]:
         how = "hide each other" if pair.excess_s > 0 else "overlap"
-        screen.print(f"{pair.kinds[0]} and {pair.kinds[1]} {how}: together {pair.together_s:,.1f} s, not the sum")
+        screen.print(f"{pair.kinds[0]} and {pair.kinds[1]} {how}: together {time(pair.together_s)}, not the sum")
     for note in found.notes:
         screen.print(f"note: {note}", style="dim")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlperf.cli.output import AsJson, TaskName, console, default_job, print_json, print_table, progress
+from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
     from rlperf.sim.rl_step.asynchronous import AsyncResult
@@ -122,7 +123,7 @@ def _print(summary: dict[str, Any]) -> None:
     screen = console()
     screen.print(
         f"[bold]{summary['job']}[/bold]: {summary['trajectories']} trajectories, "
-        f"{summary['generated_tokens']:,} tokens in [bold]{summary['makespan_s']:.1f} s[/bold] "
+        f"{summary['generated_tokens']:,} tokens in [bold]{human_seconds(summary['makespan_s'])}[/bold] "
         f"({summary['tokens_per_s']:,.0f} tokens/s)"
     )
     replicas = zip(summary["devices"], summary["replica_finish_s"], summary["mean_running"], strict=True)
@@ -136,10 +137,10 @@ def _print(summary: dict[str, Any]) -> None:
     if found := summary["steady"]:
         shares = ", ".join(f"{100 * share:.0f} % {behind}" for behind, share in enumerate(found["staleness"]) if share)
         screen.print(
-            f"steady state over 50 rl_steps: [bold]{found['period_s']:.1f} s[/bold] each; weight versions behind: "
-            f"{found['staleness_mean']:.2f} on average ({shares}); {found['queue_samples']:,.0f} samples wait for the "
-            f"trainer, which is busy {100 * found['trainer_busy']:.0f} % of the time; engines' slots "
-            f"{100 * found['slots_busy']:.0f} %"
+            f"steady state over 50 rl_steps: [bold]{human_seconds(found['period_s'])}[/bold] each; "
+            f"weight versions behind: {found['staleness_mean']:.2f} on average ({shares}); "
+            f"{found['queue_samples']:,.0f} samples wait for the trainer, which is busy "
+            f"{100 * found['trainer_busy']:.0f} % of the time; engines' slots {100 * found['slots_busy']:.0f} %"
         )
     for text in summary["assumed"]:
         screen.print(f"assumed: {text}")

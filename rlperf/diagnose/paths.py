@@ -12,6 +12,7 @@ from rlperf.diagnose import graph as g
 from rlperf.diagnose.faults import Fault
 from rlperf.layout import BoolArray, IntArray
 from rlperf.sim.rl_step import timeline as tl
+from rlperf.units import human_seconds
 
 MOST_HOPS = 6
 
@@ -57,7 +58,7 @@ def structural_path(graph: g.PerformanceGraph, name: str, change: g.Change) -> t
 def _seconds(graph: g.PerformanceGraph, path: IntArray, mask: BoolArray) -> str:
     own = path[mask[path]]
     step = max(np.unique(graph.rl_step).size, 1)
-    return f"{graph.duration_s[own].sum() / step:,.2f} s of the critical path"
+    return f"{human_seconds(float(graph.duration_s[own].sum()) / step)} of the critical path"
 
 
 def _waits(graph: g.PerformanceGraph, path: IntArray) -> list[str]:
@@ -74,7 +75,7 @@ def _waits(graph: g.PerformanceGraph, path: IntArray) -> list[str]:
             continue
         ends = graph.end_s[graph.edge_source[into]]
         late = float(graph.end_s[before] - np.median(ends))
-        text = f"{ends.size} wait for {graph.name(before)}, {late:,.2f} s after the median"
+        text = f"{ends.size} wait for {graph.name(before)}, {human_seconds(late)} after the median"
         if ends.size > 1 and late > 0 and text not in seen:
             words.append(text)
             seen.add(text)

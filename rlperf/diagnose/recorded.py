@@ -10,6 +10,7 @@ import numpy as np
 from rlperf.diagnose import graph as g
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout import Trajectories
+from rlperf.units import human_seconds
 from rlperf.workload.records import Recording
 
 ASSUMED_TOKEN_S = 0.03
@@ -210,5 +211,6 @@ def length_notes(recording: Recording) -> tuple[str, ...]:
             seconds = np.array([r.reward_time_s for r in recording.rewards if r.rl_step == step])
             worst.append((float(seconds.min()), float(seconds.max())))
         low, high = min(w[0] for w in worst), max(w[1] for w in worst)
-        found.append(f"reward time per rank {low:,.0f} to {high:,.0f} s; every rl_step waits for its slowest rank")
+        times = f"{human_seconds(low)} to {human_seconds(high)}"
+        found.append(f"reward time per rank {times}; every rl_step waits for its slowest rank")
     return tuple(found)

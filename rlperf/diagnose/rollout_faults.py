@@ -7,6 +7,7 @@ import numpy as np
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.engine_fit import EngineStepFit
 from rlperf.diagnose.peers import Fault, Thresholds, apart, by_rank, place, scaled, stands_out
+from rlperf.units import human_seconds
 
 
 def long_trajectories(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
@@ -74,9 +75,9 @@ def slow_tools(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
         scale = np.where(own, peer / np.maximum(graph.duration_s, 1e-12), 1.0)
         found.append(
             Fault("slow_tool", graph.name(worst),
-                  f"{graph.duration_s[worst]:,.1f} s; the slowest of the others {peer:,.1f} s, the median "
-                  f"{np.median(seconds):,.2f} s", g.Change(scale), own, int(graph.rank[worst]), -1,
-                  int(graph.unit[worst]), pool)
+                  f"{human_seconds(float(graph.duration_s[worst]))}; the slowest of the others {human_seconds(peer)}, "
+                  f"the median {human_seconds(float(np.median(seconds)))}",
+                  g.Change(scale), own, int(graph.rank[worst]), -1, int(graph.unit[worst]), pool)
         )  # fmt: skip
     return found
 
@@ -99,8 +100,9 @@ def kv_cache(graph: g.PerformanceGraph, fit: EngineStepFit) -> list[Fault]:
     where = "all replicas" if ranks.size > 1 else f"{graph.pools[fit.pool]} {int(ranks[0])}"
     return [
         Fault("kv_cache", f"{graph.pools[fit.pool]}: {where}" if ranks.size > 1 else where,
-              f"requests wait with free slots during {share:.0%} of the decode time, {np.nansum(waited):,.0f} s of "
-              "waiting in all", g.Change(scale), waits, int(ranks[0]) if ranks.size == 1 else -1, -1, -1, fit.pool)
+              f"requests wait with free slots during {share:.0%} of the decode time, "
+              f"{human_seconds(float(np.nansum(waited)))} of waiting in all",
+              g.Change(scale), waits, int(ranks[0]) if ranks.size == 1 else -1, -1, -1, fit.pool)
     ]  # fmt: skip
 
 

@@ -156,12 +156,11 @@ def audit(
     findings += engine_findings(given, cache)
     attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload, folder=folder)
     if predicted is not None and evaluation is not None:
-        tell(0.1, "what other settings would gain")
-        judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None)
+        asked = within(tell, 0.1, 0.15, "what would be gained by ")
+        judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None, asked)
         notes += [unjudged] if unjudged else []
         findings += judged + (log_findings(given, predicted, log) if log else [])
-    tell(0.4, "what would mend it")
-    findings, then = repaired(findings, given, attempt)
+    findings, then = repaired(findings, given, attempt, within(tell, 0.25, 0.25, "what would mend "))
     notes += [f"with the settings above it fits: {human_seconds(then.rl_step_s)} per rl_step predicted"] if then else []
     if plan and predicted is not None:
         files, rest = imported.source.files, within(tell, 0.5, 0.5, "the best: ")
@@ -185,7 +184,7 @@ def _predicted(
 
 def _judged(
     given: Imported, context: Context, predicted: Prediction, evaluation: Evaluation, cache: Cache | None,
-    attempt: Predict | None,
+    attempt: Predict | None, tell: Report,
 ) -> tuple[list[Finding], str]:  # fmt: skip
     """Findings about memory, padding and what other settings would gain; and why gains are not judged, in words."""
     lengths = evaluation.demand.lengths(0)
@@ -195,7 +194,7 @@ def _judged(
         return found, ""
     offers = what_ifs(given, predicted, cache)
     unjudged = _unjudged(given, offers, lengths.size)
-    return found + gain_findings(given, predicted, [] if unjudged else offers, attempt), unjudged
+    return found + gain_findings(given, predicted, [] if unjudged else offers, attempt, tell), unjudged
 
 
 def _no_layout(imported: Imported, error: Exception, cache: Cache | None, known: Sequence[Finding]) -> list[Finding]:

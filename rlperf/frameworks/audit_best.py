@@ -31,7 +31,7 @@ def best_of(
     try:
         best = plan_job(resolve(free, folder=folder), facts=facts, report=report)
     except InfeasibleError as error:
-        return _elsewhere(free, facts, error, files, folder)
+        return _elsewhere(free, facts, error, files, folder, report)
     except RlperfError as error:
         return None, f"no plan: {error}"
     slower = best.phases[0].predicted.rl_step_s >= now_s
@@ -40,14 +40,14 @@ def best_of(
 
 
 def _elsewhere(
-    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str], folder: Path | None
+    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str], folder: Path | None, report: Report
 ) -> tuple[Plan | None, str]:
     """The best plan with any trainer of the framework, where none fits with the configuration's own."""
     any_trainer = job.model_copy(update={"trainer_backends": ()})
     if facts is not None:
         any_trainer = as_framework_runs(any_trainer, facts)
     try:
-        best = plan_job(resolve(any_trainer, folder=folder), facts=facts)
+        best = plan_job(resolve(any_trainer, folder=folder), facts=facts, report=report)
     except RlperfError:
         return None, f"no plan: {why}"
     then = f"; its configuration: {asked}" if (asked := planned_anew(job, files)) else ""

@@ -51,6 +51,7 @@ from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.pool import Offload
+from rlperf.units import human_seconds
 
 _STREAMING_ENTRY = "SingleController"
 _WORDS = words(bf16="bfloat16", fp16="float16", fp32="float32")
@@ -284,8 +285,8 @@ class NemoRl:
 
 
 def _third(run: Run) -> str:
-    seconds = run.training_s
-    return f"up to {seconds / 3:.1f} s per rl_step more" if seconds else "up to a third of the training time more"
+    third = f"{human_seconds(run.training_s / 3)} per rl_step" if run.training_s else "a third of the training time"
+    return f"up to {third} more"
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

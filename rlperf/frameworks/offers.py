@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.frameworks.findings import PHASES, Cache, Finding, key_of
@@ -11,6 +11,7 @@ from rlperf.frameworks.keytable import Value
 from rlperf.frameworks.repairs import Repair, broken_rules, in_keys
 from rlperf.frameworks.run import Ref, Run, ref
 from rlperf.plan.answer.plan import Prediction
+from rlperf.plan.judge.decisions import Report, within
 from rlperf.specs.pool import Role
 from rlperf.units import human_bytes, with_probability
 
@@ -104,11 +105,14 @@ def _for_cache(run: Run, cache: Cache | None) -> tuple[Change, ...]:
     )
 
 
-def gain_findings(given: Imported, predicted: Prediction, offers: Iterable[WhatIf], predict: Predict) -> list[Finding]:
+def gain_findings(
+    given: Imported, predicted: Prediction, offers: Sequence[WhatIf], predict: Predict, report: Report
+) -> list[Finding]:
     """Offers that fit and whose predicted gain is above `LEAST` of the rl_step, those with one remedy as one."""
     found: dict[str, Finding] = {}
-    for offer in offers:
-        best = first_that_fits(given, offer.choices, predict)
+    for number, offer in enumerate(offers):
+        tell = within(report, number / len(offers), 1 / len(offers), key_of(given, offer.at))
+        best = first_that_fits(given, _told(offer.choices, tell), predict)
         gain = predicted.rl_step_s - best[1].rl_step_s if best else 0.0
         if best is not None and gain > LEAST * predicted.rl_step_s:
             repair = best[0]
@@ -139,6 +143,13 @@ def first_that_fits(
             if predicted is not None and (predicted.fits if roles is None else _hold(predicted, roles)):
                 return repair, predicted
     return None
+
+
+def _told(choices: Sequence[Change], report: Report) -> Iterator[Change]:
+    """Changes one by one, and how far they are: each is a prediction that takes up to a second."""
+    for number, each in enumerate(choices):
+        report(number / len(choices), "")
+        yield each
 
 
 def lowest(
@@ -173,7 +184,9 @@ def _hold(predicted: Prediction, roles: frozenset[str]) -> bool:
     return all(use.total <= use.allowed for role, use in predicted.memory_bytes.items() if role in roles)
 
 
-def repaired(findings: Sequence[Finding], given: Imported, predict: Predict) -> tuple[list[Finding], Prediction | None]:
+def repaired(
+    findings: Sequence[Finding], given: Imported, predict: Predict, report: Report
+) -> tuple[list[Finding], Prediction | None]:
     """Findings with the keys and values under which they go, and what is predicted with all of them on memory.
 
     A configuration that runs out of memory in training and in rollout is repaired in training first, and rollout on top
@@ -183,17 +196,17 @@ def repaired(findings: Sequence[Finding], given: Imported, predict: Predict) -> 
     found, state, together, open_roles = list(findings), given, None, {f.role for f in findings if _on_memory(f)}
     held: frozenset[str] = frozenset()
     order = sorted(range(len(found)), key=lambda index: (found[index].role == "rollout", index))
-    for index in order:
-        finding = found[index]
+    for number, index in enumerate(order):
+        finding, tell = found[index], within(report, number / len(order), 1 / len(order), found[index].key)
         if finding.settings or not (choices := _ways_out(finding, state.run if _on_memory(finding) else given.run)):
             continue
         if not _on_memory(finding):
-            best = first_that_fits(given, choices, predict)
+            best = first_that_fits(given, _told(choices, tell), predict)
             found[index] = _with(finding, best[0], "then it fits") if best else finding
             continue
         held |= {finding.role}
         whole = held >= open_roles
-        best = first_that_fits(state, choices, predict, None if whole else held)
+        best = first_that_fits(state, _told(choices, tell), predict, None if whole else held)
         if best is None and whole and len(open_roles) > 1:
             held, whole = frozenset({finding.role}), False
             best = first_that_fits(state, choices, predict, held)

@@ -24,6 +24,7 @@ from rlperf.frameworks.nearest import (
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import argument_array, script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
+from rlperf.units import human_seconds
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.zero_stage", "the accelerate config"),
@@ -191,7 +192,7 @@ def _engine(rollout: RolloutRun, lost: list[Limitation]) -> RolloutRun:
 def _serial(run: Run) -> str:
     training, rollout = run.training_s, run.rollout_s
     if training and rollout:
-        return f"nothing overlaps: about {min(training, rollout):.1f} s per rl_step more"
+        return f"nothing overlaps: about {human_seconds(min(training, rollout))} per rl_step more"
     return "nothing overlaps: the shorter of rollout and training is added to each step"
 
 

@@ -77,6 +77,7 @@ from rlperf.frameworks.verl_settings import (
 )
 from rlperf.frameworks.writing import script, yaml_text
 from rlperf.specs.pool import Offload
+from rlperf.units import human_seconds
 
 _ENGINE_TP = Unit(
     lambda value, run: int(value) * run.rollout.attention_data_parallel,
@@ -230,7 +231,7 @@ class Verl:
             trainer = trainer.having(activation_recompute="full")
             cost = "up to a third of the training time more"
             if run.training_s:
-                cost = f"up to {run.training_s / 3:.1f} s per rl_step more (a third of training)"
+                cost = f"up to {human_seconds(run.training_s / 3)} per rl_step more (a third of training)"
             lost.append(Limitation("selective recompute with FSDP", "full recompute", cost))
         if backend == "fsdp2" and run.trainer.context_parallel > 1:
             ring = run.trainer.context_parallel

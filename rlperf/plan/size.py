@@ -221,6 +221,9 @@ def _wanted(target: SizeTarget) -> str:
 
 HELPS = 0.05
 """Share of the rl_step that more nodes must save to be called a help."""
+EACH = 8
+"""Nodes up to which every number between two doublings is tried: five may do where six, whose layouts nobody runs, do
+not."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +266,9 @@ def size_job(
     most_nodes : largest node count; counts are doubled until the target is met and a doubling no longer helps
     report : called with the share done and a text
 
-    Step time falls with nodes until the tail rules, so the first doubling that meets the target is bisected; a USD
-    target tries every power of two, since the price per rl_step has a minimum. Nodes whose best layout leaves the
+    Step time falls with nodes until the tail rules, so the first doubling that meets the target is bisected, or tried
+    node by node where it is of at most `EACH`; a USD target tries every power of two, since the price per rl_step has
+    a minimum. Nodes whose best layout leaves the
     beaten path (a number that only seven stages divide) are taken where no others meet the target: a plan is held
     against layouts of its own number of devices, and there all may lie off it.
     """
@@ -354,7 +358,7 @@ class _Tried:
         return fewest if 2 * fewest <= last else None
 
     def search(self) -> _Tried:
-        """Node counts 1, 2, 4 ... until one meets the target and more help no further; then between the last two."""
+        """Node counts 1, 2, 4 ... until one meets the target and more help no further; then those between."""
         nodes = 1
         while nodes <= self.most:
             self._try(nodes)
@@ -362,14 +366,16 @@ class _Tried:
                 break
             nodes *= 2
         if self._meeting and self.target.measure != "usd/step":
-            high = min(self._meeting)
-            anyhow = self.made[high].off_path
-            low = high // 2
-            while high - low > 1:
-                middle = (low + high) // 2
-                row = self._try(middle)
-                low, high = (low, middle) if row.meets and (anyhow or not row.off_path) else (middle, high)
+            self._between(min(self._meeting))
         return self
+
+    def _between(self, high: int) -> None:
+        """Fewer nodes than the first doubling that meets the target, as long as they do, too."""
+        anyhow, low = self.made[high].off_path, high // 2
+        while high - low > 1:
+            middle = low + 1 if high <= EACH else (low + high) // 2
+            row = self._try(middle)
+            low, high = (low, middle) if row.meets and (anyhow or not row.off_path) else (middle, high)
 
     @property
     def _meeting(self) -> list[int]:
@@ -379,7 +385,9 @@ class _Tried:
 
     def _try(self, nodes: int) -> SizeRow:
         if nodes not in self.made:
-            self.tell(math.log2(2 * nodes) / math.log2(2 * max(self.most, 2)) * 0.9, f"{nodes} nodes")
+            self.tell(
+                math.log2(2 * nodes) / math.log2(2 * max(self.most, 2)) * 0.9, f"{nodes} node{'s' if nodes > 1 else ''}"
+            )
             self.made[nodes], self.plans[nodes] = self._row(nodes)
         return self.made[nodes]
 

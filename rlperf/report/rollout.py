@@ -12,6 +12,7 @@ import numpy as np
 from rlperf.layout import FloatArray
 from rlperf.report.style import PALETTE, new_figure, saved, tidy
 from rlperf.sim.rollout import LostSeconds, ReplicaTimeline, RolloutResult, Trajectories
+from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ def rollout_figure(result: RolloutResult, form: str = "svg", title: str = "") ->
     held.set_xlabel("time since the rollout began [s]")
     _legend(running, 4)
     _draw_lost(lost, result.lost, result.all_devices * result.makespan_s)
-    figure.suptitle(title or f"rollout of {len(result.finish_s)} trajectories: {result.makespan_s:.1f} s")
+    figure.suptitle(title or f"rollout of {len(result.finish_s)} trajectories: {human_seconds(result.makespan_s)}")
     return saved(figure, form)
 
 

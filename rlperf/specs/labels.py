@@ -7,6 +7,7 @@ its parts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,9 @@ from rlperf.specs.reader import read_spec
 
 SHOWN = 6
 """Shapes named in a refusal."""
+SAME_SIZE = 1.25
+"""Ratio of two sizes up to which one may be meant by the other."""
+_SIZE = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b")
 
 
 def key(name: str) -> str:
@@ -159,3 +163,28 @@ def could_be(name: str, known: Mapping[str, str]) -> tuple[str, ...]:
         if shortest < set(label.split("_")) and key(entry.shape) in known
     }
     return tuple(sorted(shapes, key=str.lower))
+
+
+def size_of(name: str) -> float | None:
+    """Parameters that a name states [10^9], experts multiplied out; None where it states none.
+
+    >>> size_of("Qwen3-30B-A3B"), size_of("Mixtral-8x7B"), size_of("GLM-5")
+    (30.0, 56.0, None)
+    """
+    found = next(filter(None, map(_SIZE.fullmatch, key(last_part(name)).split("_"))), None)
+    return float(found[2]) * int(found[1] or 1) if found else None
+
+
+def of_other_sizes(name: str, known: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
+    """Shapes that have all parts of a name but its size, and the ratio of the two, the nearest size first.
+
+    >>> of_other_sizes("Qwen3-9000B", {key(name): name for name in ("Qwen3-8B", "Qwen3-30B-A3B", "Qwen2.5-7B")})
+    (('Qwen3-30B-A3B', 300.0), ('Qwen3-8B', 1125.0))
+    """
+    wanted = size_of(name)
+    if not wanted:
+        return ()
+    rest = "_".join(part for part in key(last_part(name)).split("_") if not _SIZE.fullmatch(part))
+    sizes = {shape: size for shape in could_be(rest, known) if (size := size_of(shape))}
+    ratios = {shape: max(size / wanted, wanted / size) for shape, size in sizes.items()}
+    return tuple(sorted(ratios.items(), key=lambda item: (item[1], len(item[0]))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rlperf.errors import Problem, SpecError, nearest
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
-from rlperf.specs.labels import SHOWN, LabelReading, could_be, key, last_part, read_label
+from rlperf.specs.labels import SAME_SIZE, SHOWN, LabelReading, could_be, key, last_part, of_other_sizes, read_label
 from rlperf.specs.reader import (
     below,
     is_file,
@@ -98,9 +98,10 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
             return aliases[spelling]
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
-    near = nearest(wanted, spelt)
-    files = ", or the path of its config.json" if kind == "architectures" else ""
-    hint = f"did you mean {spelt[near]}{files}?" if near else f"`rlperf profiles list` names all {len(known)}{files}"
+    near = nearest(wanted, spelt, alike=0.7 if kind == "architectures" else 0.6)
+    files = "the path of its config.json" if kind == "architectures" else ""
+    said, listed = (f", or {files}", f"; or give {files}") if files else ("", "")
+    hint = f"did you mean {spelt[near]}{said}?" if near else f"`rlperf profiles list` names all {len(known)}{listed}"
     raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))
 
 
@@ -319,12 +320,30 @@ def _find_architecture(name: str, folder: Path | str | None) -> tuple[Path, Labe
     reading = read_label(name, known)
     if reading is not None:
         return files[reading.shape], reading
-    near = could_be(name, known)
-    if not near:
+    hint = _hint(name, known)
+    if hint is None:
         return find_profile("architectures", last_part(name), folder), LabelReading(last_part(name))
-    more = f" or {len(near) - SHOWN} more" if len(near) > SHOWN else ""
-    hint = f"it could be {' or '.join(near[:SHOWN])}{more}: say which" if near[1:] else f"did you mean {near[0]}?"
     raise SpecError(Problem(f"there is no architecture named {last_part(name)!r}", suggestion=hint))
+
+
+def _hint(name: str, known: Mapping[str, str]) -> str | None:
+    """What a name that leads nowhere may mean, by its parts: shapes that say more, or the same of another size."""
+    near = could_be(name, known)
+    if near[1:]:
+        return f"it could be {' or '.join(near[:SHOWN])}{_more(near)}: say which"
+    if near:
+        return f"did you mean {near[0]}?"
+    others = of_other_sizes(name, known)
+    if not others:
+        return None
+    if others[0][1] <= SAME_SIZE:
+        return f"did you mean {others[0][0]}, or the path of its config.json?"
+    named = ", ".join(shape for shape, _ in others[:SHOWN])
+    return f"there are {named}{_more(others)}; or give the path of its config.json"
+
+
+def _more(found: Sequence[object]) -> str:
+    return f" or {len(found) - SHOWN} more" if len(found) > SHOWN else ""
 
 
 @cache

@@ -11,6 +11,7 @@ from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.stage_seconds import APART, sync_seconds, usual_sync_fit
 from rlperf.specs.modes import MODES
+from rlperf.units import human_seconds
 
 NOTEWORTHY = 0.1
 """A cause is named when it takes at least this share."""
@@ -71,7 +72,7 @@ def _faster_sync(context: Context, task: TaskContext, evaluation: Evaluation) ->
     best = min(seconds, key=lambda name: seconds[name])
     if seconds[best] > 0.5 * seconds[used]:
         return f", by {used}"
-    return f": {seconds[used]:.3g} s by {used}, {seconds[best]:.2g} s with weight_sync: {best}"
+    return f": {human_seconds(seconds[used])} by {used}, {human_seconds(seconds[best])} with weight_sync: {best}"
 
 
 def _devices_of(context: Context, configuration: Configuration) -> int:

@@ -161,7 +161,8 @@ class Prediction(Frozen):
         ]
         usd = "" if self.usd_per_step is None else f", {human_usd(self.usd_per_step)} USD"
         return (
-            f"<p><b>rl_step {self.rl_step_s:.4g} s ({self.low_s:.4g} to {self.high_s:.4g} s)</b>, "
+            f"<p><b>rl_step {human_seconds(self.rl_step_s)} "
+            f"({human_seconds(self.low_s)} .. {human_seconds(self.high_s)})</b>, "
             f"5th to 95th percentile{usd}; "
             f"{self.tokens_per_s_per_device:,.0f} tokens/s per device</p>"
             + notebook.table(["stage", "time", "share"], stages)

@@ -13,6 +13,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.demand import Demand
+from rlperf.units import human_seconds
 
 
 @dataclass(eq=False)
@@ -59,7 +60,8 @@ class Tally:
             self.misses.append("engine and trainer fit the device each alone, but not together")
         elif (pairs.flags[costed] != 0).any():
             batch, least = source.demand.batch, pairs.rl_step_s[costed].min()
-            self.misses.append(f"the fastest rl_step of {batch.prompts} x {batch.group_size} takes {least:.1f} s")
+            fastest = f"the fastest rl_step of {batch.prompts} x {batch.group_size}"
+            self.misses.append(f"{fastest} takes {human_seconds(float(least))}")
 
     def _look_at(self, flags: IntArray) -> None:
         self.candidates += len(flags)

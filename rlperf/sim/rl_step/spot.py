@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
+from rlperf.units import human_seconds
 
 MOST_LOST = 5.0
 """Times the mean seconds until a node leaves that a rollout may take, at most: beyond, it is begun exp(5) times [1]."""
@@ -53,8 +54,8 @@ def elastic_factor(rollout_s: npt.ArrayLike, spot: SpotFacts) -> FloatArray:
     if np.any(share > MOST_LOST):
         longest = float(np.max(rollout_s))
         raise SpecError(
-            f"run.spot: a node leaves every {spot.leaves_s:.3g} s, a rollout takes {longest:.3g} s: next to none ends; "
-            "state more time between departures, or plan shorter rollouts"
+            f"run.spot: a node leaves every {human_seconds(spot.leaves_s)}, a rollout takes {human_seconds(longest)}: "
+            "next to none ends; state more time between departures, or plan shorter rollouts"
         )
     again = np.where(share > 0.0, np.expm1(share) / np.maximum(share, 1e-300), 1.0)
     return np.asarray((1.0 + spot.returns_s / spot.leaves_s) * again, np.float64)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.spot import SpotFacts
+from rlperf.units import human_seconds
 
 _HOPELESS = 10.0  # failures expected within a stretch: it would be begun exp(10) times
 
@@ -174,9 +175,9 @@ def _with_failures(stretches: FloatArray, facts: RunFacts) -> tuple[float, float
     longest = float(stretches.max())
     if rate * longest > _HOPELESS:
         raise SpecError(
-            f"run: failures and departures stop it every {1.0 / rate:.3g} s on average, but {longest:.3g} s of work "
-            "lie between checkpoints: such a run does not end; state a larger device_mtbf or spot.leaves, or a "
-            "smaller checkpoint_every"
+            f"run: failures and departures stop it every {human_seconds(1.0 / rate)} on average, but "
+            f"{human_seconds(longest)} of work lie between checkpoints: such a run does not end; "
+            "state a larger device_mtbf or spot.leaves, or a smaller checkpoint_every"
         )
     growth = np.expm1(rate * stretches)
     return float(((1.0 / rate + facts.restart_s) * growth).sum()), float(growth.sum())

@@ -52,8 +52,8 @@ def judged(folder: Path, cap: str = "", trainer: str = "fsdp:d8") -> Evaluation:
 def test_without_a_cap_a_pass_is_as_many_microbatches_as_asked_for(
     cap: str, trainer: str, update: int, scored: int, tmp_path: Path
 ) -> None:
-    found = judged(tmp_path, cap, trainer).work
-    assert np.all(found.batches.count == update) and np.all(found.scored.count == scored)
+    found = judged(tmp_path, cap, trainer)
+    assert np.all(found.updated.batches.count == update) and np.all(found.scored.batches.count == scored)
 
 
 def test_no_cap_is_a_cap_that_nothing_reaches(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_no_cap_is_a_cap_that_nothing_reaches(tmp_path: Path) -> None:
     capped, (held, limit) = judged(tmp_path, "max_tokens_per_mb: 10240"), (none.held.peak, beyond.held.peak)
     assert float(held[0]) == float(limit[0]) > 2.0 * float(capped.held.peak[0])
     assert none.rl_step_s < capped.rl_step_s
-    assert float(np.ravel(none.work.batches.tokens).mean()) < 32 * 2048
+    assert float(np.ravel(none.updated.batches.tokens).mean()) < 32 * 2048
 
 
 def test_a_cap_beyond_any_count_is_none(tmp_path: Path) -> None:

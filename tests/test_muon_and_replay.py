@@ -106,9 +106,9 @@ def test_replay_moves_its_record_and_r2_asks_for_the_old_policy() -> None:
     moved = [float(e.seconds.data_movement_s.mean()) for e in (plain, r2, r3)]
     tokens = plain.demand.trained_tokens
     rate = plain.framework.controller_rate.value
-    assert moved[2] - moved[0] == pytest.approx(tokens * 1536 * (2 + plain.work.passes) / rate, rel=1e-6)
+    assert moved[2] - moved[0] == pytest.approx(tokens * 1536 * (2 + plain.scored.passes) / rate, rel=1e-6)
     assert moved[0] < moved[1] <= moved[2]
-    assert r3.rl_step_s > plain.rl_step_s and r2.work.passes == 1
+    assert r3.rl_step_s > plain.rl_step_s and r2.scored.passes == 1
     assert float(r3.seconds.training_s.mean()) > float(plain.seconds.training_s.mean())
 
 

@@ -50,9 +50,9 @@ def judged(asked: Job) -> Evaluation:
 def test_a_count_of_its_own_cuts_scoring_beside_a_token_budget(count: int) -> None:
     """Judge and screen cut 32 sequences into 32 / count microbatches, as beside a count; training keeps its budget."""
     plain, own = judged(job()), judged(job(scoring_microbatch=count))
-    assert np.all(own.work.scored.count == 32 // count)
+    assert np.all(own.scored.batches.count == 32 // count)
     assert np.array_equal(own.trainer.scoring_s, judged(job(microbatch=1, scoring_microbatch=count)).trainer.scoring_s)
-    assert np.array_equal(own.work.batches.count, plain.work.batches.count)
+    assert np.array_equal(own.updated.batches.count, plain.updated.batches.count)
     context = ask(job(scoring_microbatch=count)).context
     settings, layout = context.job.pool("trainer").settings.filled(), own.trainer.layout.take([0])
     screened = closed_training(
@@ -81,9 +81,9 @@ def test_a_stated_budget_goes_before_a_count() -> None:
 
 def test_tokens_of_its_own_cut_scoring_beside_a_count() -> None:
     counted, own = judged(job(microbatch=1)), judged(job(microbatch=1, scoring_token_budget=20480))
-    assert np.all(counted.work.scored.count == 32)
-    assert np.array_equal(own.work.scored.count, judged(job()).work.scored.count)
-    assert np.array_equal(own.work.batches.count, counted.work.batches.count)
+    assert np.all(counted.scored.batches.count == 32)
+    assert np.array_equal(own.scored.batches.count, judged(job()).scored.batches.count)
+    assert np.array_equal(own.updated.batches.count, counted.updated.batches.count)
 
 
 def test_a_count_is_tokens_where_the_bins_of_all_ranks_are_dealt_out_together() -> None:
@@ -117,7 +117,7 @@ def test_verl_scores_as_its_own_switch_says(keys: str, count: int, tmp_path: Pat
     script = tmp_path / "run.sh"
     script.write_text(VERL + keys + "\n")
     read = job_of(import_config([script], "verl==0.6"), cluster="dgx_h100")
-    assert np.all(judged(read).work.scored.count == count)
+    assert np.all(judged(read).scored.batches.count == count)
 
 
 @pytest.mark.parametrize("framework", ["openrlhf", "slime", "areal", "skyrl", "nemo_rl", "verl==0.6"])

@@ -22,6 +22,7 @@ from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.scorer_columns import scorer_demand, serving, stage_of
 from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import (
     ReplicaMemory,
@@ -41,8 +42,9 @@ from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.trainer_stage import (
     CutLengths,
+    ScoringWork,
     TrainerStage,
-    TrainerWork,
+    UpdateWork,
     cut_by_budget,
     simulated_scoring,
     simulated_training,
@@ -65,7 +67,7 @@ class Evaluation:
     seconds : stages and rl_step of every replicate [s] ``[replicates]``
     rollouts : the simulated rollouts, one per replicate
     rollout, trainer : their stages ``[replicates]``
-    work : one optimizer update and one scoring pass, by part
+    updated, scored : one optimizer update and one scoring pass, by part
     replicas : the engine's cost table, limits and number
     memory, held : bytes per device of the engine and of the trainer ``[1]``
     critic_held : of a critic on devices of its own; None where it has none
@@ -84,7 +86,8 @@ class Evaluation:
     rollouts: tuple[RolloutResult, ...]
     rollout: RolloutStage
     trainer: TrainerStage
-    work: TrainerWork
+    updated: UpdateWork
+    scored: ScoringWork
     replicas: Replicas
     memory: ReplicaMemory
     held: TrainerBytes
@@ -117,22 +120,28 @@ class Evaluation:
     @property
     def training(self) -> TrainingCost:
         """Breakdown of the optimizer updates ``[replicates x updates]``."""
-        return self.work.update
+        return self.updated.cost
 
     @property
     def scoring(self) -> TrainingCost:
         """Breakdown of one scoring pass of every replicate."""
-        return self.work.scoring
+        return self.scored.cost
 
     @property
     def microbatches(self) -> Microbatches:
         """Of the optimizer updates ``[replicates x updates]``."""
-        return self.work.batches
+        return self.updated.batches
+
+
+_SCORING = {"scoring_token_budget": None, "scoring_microbatch": None}
+"""What trainers may differ in whose updates are the same."""
+_STAGES = {"first_stage_layers": None, "last_stage_layers": None}
+"""What costs read of means over stages do not depend on."""
 
 
 @dataclass(eq=False)
 class Judge:
-    """Evaluates configurations of one task; remembers rollouts and partitions that candidates share."""
+    """Evaluates configurations of one task; remembers rollouts and all of a trainer that candidates share."""
 
     context: Context
     task: TaskContext
@@ -140,6 +149,9 @@ class Judge:
     _lengths: CutLengths = field(default_factory=CutLengths)
     _costs: Tabulated = field(default_factory=dict)
     _scorers: ScorerEvents = field(default_factory=ScorerEvents)
+    _updated: Remembered[tuple[FloatArray, UpdateWork]] = field(default_factory=Remembered)
+    _scored: Remembered[tuple[FloatArray, ScoringWork]] = field(default_factory=Remembered)
+    _held: Remembered[TrainerBytes] = field(default_factory=Remembered)
 
     def __post_init__(self) -> None:
         self._events.seed = self.context.job.seed
@@ -159,10 +171,10 @@ class Judge:
             pool.settings.filled().rollout_dtype,
             max(configuration.staleness, 1),
         )
-        trainer, work, held, critic_held = self._train(demand, configuration, index)
+        trainer, updated, scored, held, critic_held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))
         pairs = Pairs(rollout, trainer, rows, rows)
-        scorers, exposed = self._scored(demand, configuration, results, rollout)
+        scorers, exposed = self._beside(demand, configuration, results, rollout)
         beside = Beside.of(scorers, exposed) if scorers else None
         seconds = stage_seconds(
             site, self.task.architecture, demand, configuration.mode, configuration.staleness, pairs, beside
@@ -174,12 +186,12 @@ class Judge:
         unlike = float(np.hypot(unlike, drafted_sigma(replicas.cost, seconds)))
         low, high = interval(float(seconds.rl_step_s.mean()), seconds.rl_step_s, stack.framework, extra=unlike)
         return Evaluation(
-            configuration, demand, seconds, results, rollout, trainer, work, replicas, memory, held,
+            configuration, demand, seconds, results, rollout, trainer, updated, scored, replicas, memory, held,
             stack, low, high, unlike, stage_sigmas(site, trainer, configuration.mode), served,
             scorers, exposed, beside, critic_held,
         )  # fmt: skip
 
-    def _scored(
+    def _beside(
         self, demand: Demand, configuration: Configuration, results: tuple[RolloutResult, ...],
         rollout: RolloutStage,
     ) -> tuple[tuple[ScorerStage, ...], tuple[FloatArray, ...]]:  # fmt: skip
@@ -225,16 +237,19 @@ class Judge:
 
     def _train(
         self, demand: Demand, configuration: Configuration, index: int
-    ) -> tuple[TrainerStage, TrainerWork, TrainerBytes, TrainerBytes | None]:
+    ) -> tuple[TrainerStage, UpdateWork, ScoringWork, TrainerBytes, TrainerBytes | None]:
         """The trainer's stage in every replicate, an update by part, and its memory; a critic's on its own devices."""
         pool, site = configuration.pool("trainer"), self.context.site
-        training, scoring, work, held = self._trained(demand, pool, index, site)
+        training, updated = self._training(demand, pool, index, site)
+        scoring, scored = self._scoring(demand, pool, index, site)
+        held = self._bytes(demand, pool, index, site)
         count, updates = len(demand.tables), demand.batch.updates
         critic, values, critic_held, apart = np.zeros(count), np.zeros(count), None, 0
         if site.critic_apart:
             theirs = configuration.pool("critic")
-            critic, values, _, critic_held = self._trained(demand, theirs, index, site.critic)
-            apart = theirs.devices
+            critic, _ = self._training(demand, theirs, index, site.critic)
+            values, _ = self._scoring(demand, theirs, index, site.critic)
+            critic_held, apart = self._bytes(demand, theirs, index, site.critic), theirs.devices
         rows, layout = np.zeros(count, dtype=np.int64), Layout.of_values(pool.layout)
         stage = TrainerStage(
             backend=np.full(count, index, dtype=np.int64),
@@ -246,26 +261,48 @@ class Judge:
             critic_s=critic,
             values_s=values,
             transition_s=transition_seconds(site, held)[rows],
-            low=work.update.low.reshape(count, updates)[:, 0],
-            high=work.update.high.reshape(count, updates)[:, 0],
+            low=updated.cost.low.reshape(count, updates)[:, 0],
+            high=updated.cost.high.reshape(count, updates)[:, 0],
         )
-        return stage, work, held, critic_held
+        return stage, updated, scored, held, critic_held
 
-    def _trained(
-        self, demand: Demand, pool: PoolPlan, index: int, site: Site
-    ) -> tuple[FloatArray, FloatArray, TrainerWork, TrainerBytes]:
-        """Updates and scoring of one pool in every replicate [s], an update by part, and its memory."""
+    def _training(self, demand: Demand, pool: PoolPlan, index: int, site: Site) -> tuple[FloatArray, UpdateWork]:
+        """Updates of one pool in every replicate [s], and one by part; however it scores, they are the same."""
         stack, layout, arch = site.trainers[index], Layout.of_values(pool.layout), self.task.architecture
-        settings, budget = pool.settings.filled(), pool.settings.token_budget
-        if budget is None and cut_by_budget(settings.packing, stack.framework):
+        settings = pool.settings.filled()
+        if pool.settings.token_budget is None and cut_by_budget(settings.packing, stack.framework):
             missing = Problem("the trainer's token_budget is missing", suggestion="it packs its sequences: state one")
             raise SpecError(missing)
-        training, scoring, work = simulated_training(site, stack, arch, demand, layout, settings, budget, self._lengths)
-        if pool.settings.first_stage_layers and int(layout.pipeline_parallel[0]) > 1:
-            training = training * self._stages(stack, layout, work.batches, pool.settings, demand).factor
-        parked = np.array([int(bool(pool.settings.parked))])
-        held = trainer_bytes(site, stack, arch, demand, layout, settings, np.array([budget or 0]), parked)
-        return training, scoring, work, held
+        training, updated = self._updated.get(
+            (demand, site.roles, index, pool.layout, pool.settings.model_copy(update=_SCORING | _STAGES)),
+            lambda: simulated_training(
+                site, stack, arch, demand, layout, settings, pool.settings.token_budget, self._lengths
+            ),
+        )
+        if pool.settings.first_stage_layers and pool.layout.pipeline_parallel > 1:
+            training = training * self._stages(stack, layout, updated.batches, pool.settings, demand).factor
+        return training, updated
+
+    def _scoring(self, demand: Demand, pool: PoolPlan, index: int, site: Site) -> tuple[FloatArray, ScoringWork]:
+        """Scoring of one pool in every replicate [s], and one pass by part."""
+        return self._scored.get(
+            (demand, site.roles, index, pool.layout, pool.settings.model_copy(update=_STAGES)),
+            lambda: simulated_scoring(
+                site, site.trainers[index], self.task.architecture, demand, Layout.of_values(pool.layout),
+                pool.settings.filled(), pool.settings.token_budget, self._lengths,
+            ),
+        )  # fmt: skip
+
+    def _bytes(self, demand: Demand, pool: PoolPlan, index: int, site: Site) -> TrainerBytes:
+        """Memory of one pool."""
+        return self._held.get(
+            (demand, site.roles, index, pool.layout, pool.settings),
+            lambda: trainer_bytes(
+                site, site.trainers[index], self.task.architecture, demand, Layout.of_values(pool.layout),
+                pool.settings.filled(), np.array([pool.settings.token_budget or 0]),
+                np.array([int(bool(pool.settings.parked))]),
+            ),
+        )  # fmt: skip
 
     def _stages(
         self, trainer: TrainerStack, layout: Layout, batches: Microbatches, settings: SettingsValues, demand: Demand
@@ -287,26 +324,16 @@ class Judge:
 
     def scoring_s(self, evaluation: Evaluation, other: Configuration) -> float:
         """Mean seconds until the last scoring has ended under another configuration of the same trainer [s]."""
-        each = [
-            simulated_scoring(
-                site, evaluation.stack, self.task.architecture, evaluation.demand, Layout.of_values(pool.layout),
-                pool.settings.filled(), pool.settings.token_budget, self._lengths,
-            )
-            for pool, site in self._pools(other)
-        ]  # fmt: skip
+        index = self._backend(other)
+        each = [self._scoring(evaluation.demand, pool, index, site)[0] for pool, site in self._pools(other)]
         return float(np.maximum.reduce(each).mean())
 
     def peak(self, evaluation: Evaluation, other: Configuration) -> float:
         """Peak of the trainer, or of a critic apart, under another configuration of the same trainer [bytes]."""
-        parked = evaluation.trainer.parked[:1]
-        each = [
-            trainer_bytes(
-                site, evaluation.stack, self.task.architecture, evaluation.demand, Layout.of_values(pool.layout),
-                pool.settings.filled(), np.array([pool.settings.token_budget or 0]), parked,
-            )
-            for pool, site in self._pools(other)
-        ]  # fmt: skip
-        return max(float(held.peak[0]) for held in each)
+        index = self._backend(other)
+        return max(
+            float(self._bytes(evaluation.demand, pool, index, site).peak[0]) for pool, site in self._pools(other)
+        )
 
     def _pools(self, configuration: Configuration) -> list[tuple[PoolPlan, Site]]:
         """The pools that score and train, and the site of each."""

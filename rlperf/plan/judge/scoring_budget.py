@@ -23,7 +23,7 @@ def scored_apart(judge: Judge, evaluation: Evaluation) -> Configuration | None:
     if stated or settings.token_budget is None or not cut_by_budget(settings.filled().packing, stack.framework):
         return None
     now = float(np.maximum(evaluation.trainer.scoring_s, evaluation.trainer.values_s).mean())
-    if now < least or float(np.max(evaluation.work.scored.count)) <= 1.0:
+    if now < least or float(np.max(evaluation.scored.batches.count)) <= 1.0:
         return None
     room, found = judge.room(evaluation), None
     for times in TIMES:

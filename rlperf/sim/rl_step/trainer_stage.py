@@ -270,24 +270,26 @@ class CutLengths:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainerWork:
-    """One optimizer update and one scoring pass, by part; arrays over layouts, or over replicates and their passes.
+class UpdateWork:
+    """Optimizer updates, over layouts or over replicates and their updates.
 
     Attributes
     ----------
-    update, scoring : breakdowns of the backend's own seconds
-    update_s, pass_s : in the framework [s]
-    passes : scoring passes of an rl_step
-    batches, scored : their microbatches
+    cost : breakdown of the backend's own seconds
+    each_s : one update in the framework [s]
+    batches : its microbatches
     """
 
-    update: TrainingCost
-    scoring: TrainingCost
-    update_s: FloatArray
-    pass_s: FloatArray
-    passes: int
+    cost: TrainingCost
+    each_s: FloatArray
     batches: Microbatches
-    scored: Microbatches
+
+
+@dataclass(frozen=True, eq=False)
+class ScoringWork(UpdateWork):
+    """The same of scoring passes, and how many an rl_step has."""
+
+    passes: int
 
 
 def trainer_cuts(
@@ -305,11 +307,11 @@ def trainer_cuts(
     )
 
 
-def trainer_work(
+def updated(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
-    settings: Settings, batches: Microbatches, scored: Microbatches,
-) -> TrainerWork:  # fmt: skip
-    """Seconds of one update of ``batches`` and of one scoring pass over ``scored``, in the framework."""
+    settings: Settings, batches: Microbatches,
+) -> UpdateWork:  # fmt: skip
+    """Seconds of one update of ``batches``, in the framework."""
     stack = with_optimizer(stack, architecture, settings)
     framework, hardware = stack.framework, site.hardware
     options = _options(site, stack, layout, settings)
@@ -318,22 +320,13 @@ def trainer_work(
     if settings.optimizer == "muon":
         orthogonal = muon_s(architecture, hardware, stack.calibration, layout)
         update = replace(update, optimizer_s=update.optimizer_s + orthogonal)
-    one, passes, pass_s = _scored(site, stack, architecture, demand, layout, settings, scored)
     draft = 1.0 + (training_share(architecture, site.trained_draft) if site.trained_draft else 0.0)
     update_s = training_in_framework_s(framework, architecture, layout, batches, draft * update.total_s)
     if settings.router_replay != "none":
         update_s = update_s + replayed_s(site, architecture, layout, batches)
     if settings.shared_prefix and demand.batch.group_size > 1:
         update_s = update_s + shared_prefix_s(framework.training.prefix_update, architecture, layout, batches)
-    return TrainerWork(
-        update=update,
-        scoring=one,
-        update_s=update_s,
-        pass_s=pass_s,
-        passes=passes,
-        batches=batches,
-        scored=scored,
-    )
+    return UpdateWork(update, update_s, batches)
 
 
 def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings) -> UpdateOptions:
@@ -345,11 +338,12 @@ def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings
     )  # fmt: skip
 
 
-def _scored(
+def scored_once(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
     settings: Settings, scored: Microbatches,
-) -> tuple[TrainingCost, int, FloatArray]:  # fmt: skip
-    """One scoring pass by part, how many an rl_step has, and its seconds in the framework."""
+) -> ScoringWork:  # fmt: skip
+    """Seconds of one scoring pass over ``scored``, in the framework."""
+    stack = with_optimizer(stack, architecture, settings)
     framework, options = stack.framework, _options(site, stack, layout, settings)
     read = TowerWork(demand.images_per_token * scored.tokens, demand.patches(architecture))
     one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
@@ -363,7 +357,7 @@ def _scored(
         pass_s = pass_s + replayed_s(site, architecture, layout, scored)
     if settings.shared_prefix and demand.batch.group_size > 1:
         pass_s = pass_s + shared_prefix_s(framework.training.prefix_pass, architecture, layout, scored)
-    return one, passes, pass_s
+    return ScoringWork(one, pass_s, scored, passes)
 
 
 def with_optimizer(stack: TrainerStack, architecture: Architecture, settings: Settings) -> TrainerStack:
@@ -412,32 +406,29 @@ def closed_training(
     """Closed form: all updates and all scoring passes of an rl_step [s] ``[layouts]``, and an update's breakdown."""
     demand = site.trained(demand)
     update, scoring = trainer_cuts(stack, demand, layout, settings, budget)
-    work = trainer_work(
-        site, stack, architecture, demand, layout, settings, update.closed(demand), scoring.closed(demand)
-    )
-    return work.update_s * demand.batch.updates * site.networks, work.pass_s * work.passes, work.update
+    where = site, stack, architecture, demand, layout, settings
+    one, scored = updated(*where, update.closed(demand)), scored_once(*where, scoring.closed(demand))
+    return one.each_s * demand.batch.updates * site.networks, scored.each_s * scored.passes, one.cost
 
 
 def simulated_training(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
     settings: Settings, budget: int | None, known: CutLengths,
-) -> tuple[FloatArray, FloatArray, TrainerWork]:  # fmt: skip
-    """Events: the same from the real lengths of every replicate [s] ``[replicates]``, and what is behind it."""
+) -> tuple[FloatArray, UpdateWork]:  # fmt: skip
+    """Events: the updates of the real lengths of every replicate [s] ``[replicates]``, and what is behind them."""
     demand = site.trained(demand)
-    update, scoring = trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))
-    batches, scored = known.of(update, demand), known.of(scoring, demand)
-    work = trainer_work(site, stack, architecture, demand, layout, settings, batches, scored)
+    batches = known.of(trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))[0], demand)
+    one = updated(site, stack, architecture, demand, layout, settings, batches)
     count, updates = len(demand.tables), demand.batch.updates
-    training = work.update_s.reshape(count, updates).sum(axis=1) * site.networks
-    return training, np.broadcast_to(work.pass_s, (count,)) * work.passes, work
+    return one.each_s.reshape(count, updates).sum(axis=1) * site.networks, one
 
 
 def simulated_scoring(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
     settings: Settings, budget: int | None, known: CutLengths,
-) -> FloatArray:  # fmt: skip
-    """Events: seconds of scoring alone, as `simulated_training` has them [s] ``[replicates]``."""
-    stack, demand = with_optimizer(stack, architecture, settings), site.trained(demand)
+) -> tuple[FloatArray, ScoringWork]:  # fmt: skip
+    """Events: the same of scoring."""
+    demand = site.trained(demand)
     scored = known.of(trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))[1], demand)
-    _, passes, pass_s = _scored(site, stack, architecture, demand, layout, settings, scored)
-    return np.broadcast_to(pass_s, (len(demand.tables),)) * passes
+    one = scored_once(site, stack, architecture, demand, layout, settings, scored)
+    return np.broadcast_to(one.each_s, (len(demand.tables),)) * one.passes, one

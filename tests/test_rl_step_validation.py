@@ -307,6 +307,9 @@ def test_rows_run_what_the_facts_of_their_own_framework_say() -> None:
     found = predict_step(read_row(ROW | {"framework": "RLinf (SGLang + Megatron-Core)"}))
     assert (found.framework.id, found.framework.training.attention_kernel) == ("verl_megatron", "flash")
     assert found.context.job.framework == "rlinf"
+    # verl evens out tokens over its ranks, RLinf by a key that is off
+    assert found.framework.training.balance == "none"
+    assert load_framework_calibration("verl", "megatron").training.balance == "batch"
 
 
 def _skyrl(longest: int = 16384, **trainer: object) -> Job:

@@ -96,6 +96,20 @@ def test_moments_and_lengths_share_alike() -> None:
         assert got.item() == pytest.approx(want.item(), rel=0.03)
 
 
+def test_ranks_that_nothing_evens_out_wait_for_the_group_that_is_longest() -> None:
+    """Two of four ranks get groups of long responses as these come; balanced, all get as much."""
+    from rlperf.sim.rl_step.trainer_stage import CutLengths
+
+    demand, layout = demand_of(1024, [1024] * 4 + [7168] * 4, 2), Layout.of(data_parallel=[4], microbatch=1)
+    even = cuts(layout, 1.0, False)
+    training = FRAMEWORK.training.model_copy(update={"balance": "none"})
+    drawn = replace(even, framework=FRAMEWORK.model_copy(update={"training": training}))
+    most, least = (CutLengths().of(each, demand) for each in (drawn, even))
+    assert (most.tokens * most.count).item() == pytest.approx(4 * 8192)
+    assert (least.tokens * least.count).item() == pytest.approx(2 * 8192 + 2 * 2048)
+    assert (drawn.closed(demand).tokens > even.closed(demand).tokens).all()
+
+
 def test_without_a_group_or_a_prompt_nothing_is_shared() -> None:
     layout = Layout.of(data_parallel=[2], microbatch=4)
     for demand in (demand_of(500, [1000], 8), demand_of(1, [1000] * 4, 8)):

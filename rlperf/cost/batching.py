@@ -175,16 +175,20 @@ def dealt_partitions(lengths: FloatArray, parts: int) -> list[IntArray]:
     return [order[place == part] for part in range(parts)]
 
 
-def slowest_lengths(lengths: FloatArray, parts: int, *, alike: bool = False) -> FloatArray:
-    """Lengths of the fullest of ``parts`` balanced replicas [tokens]; ``alike``: each of as many, where they divide.
+def slowest_lengths(lengths: FloatArray, parts: int, *, alike: bool = False, balanced: bool = True) -> FloatArray:
+    """Lengths of the fullest of ``parts`` replicas [tokens]: balanced ones, or those that sequences fill in order.
+
+    ``alike``: each balanced one of as many sequences, where they divide.
 
     >>> slowest_lengths(np.array([5.0, 4.0, 3.0]), 2).tolist()
     [4.0, 3.0]
     >>> slowest_lengths(np.array([9.0, 2.0, 2.0, 1.0]), 2, alike=True).tolist()
     [9.0, 1.0]
+    >>> slowest_lengths(np.array([1.0, 2.0, 2.0, 9.0]), 2, balanced=False).tolist()
+    [2.0, 9.0]
     """
     table = np.asarray(lengths, dtype=np.float64)
-    return table[_slowest_replica(table, parts, balanced=True, alike=alike)]
+    return table[_slowest_replica(table, parts, balanced, alike=alike)]
 
 
 def slowest_slices(lengths: FloatArray, parts: int, updates: int) -> list[FloatArray]:

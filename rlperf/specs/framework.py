@@ -163,6 +163,8 @@ def facts_data(framework: str) -> dict[str, Any]:
 
 Attention = Literal["flash", "flash2"]
 """Kernel of a trainer's attention from Hopper on: the newest, or the second FlashAttention's."""
+Balance = Literal["update", "batch", "none"]
+"""Over what a trainer evens out the tokens of its ranks: an update, the whole batch, or nothing."""
 
 
 def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str]:
@@ -179,8 +181,8 @@ def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str]:
         first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
         if _release(first, 0) <= _release(version, NEWEST) <= _release(last if dash else first, NEWEST):
             found["attention_kernel"] = kernel
-    pads = data.get("pads", {}).get(backend)
-    return found | ({"pads": pads} if pads else {})
+    stated = {name: data.get(name, {}).get(backend) for name in ("pads", "balance")}
+    return found | {name: value for name, value in stated.items() if value}
 
 
 NEWEST = 1 << 30
@@ -224,6 +226,9 @@ class FrameworkFacts(Frozen):
     attention: dict[str, dict[str, Attention]] = Field({}, description="trainer backend -> span of versions -> kernel")
     pads: dict[str, Literal["microbatch", "limit"]] = Field(
         {}, description="trainer backend -> to what it pads unpacked sequences, where its relative does otherwise"
+    )
+    balance: dict[str, Balance] = Field(
+        {}, description="trainer backend -> over what it evens out its ranks, where its relative does otherwise"
     )
 
     def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Z95
-from rlperf.specs.framework import Attention, facts_data, trainer_facts
+from rlperf.specs.framework import Attention, Balance, facts_data, trainer_facts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path, stamp
@@ -113,7 +113,8 @@ class TrainerOverheads(Frozen):
         trainer's own rows tell them apart worse; None: the trainer's own
     prefix_update, prefix_pass : per layer and microbatch of an update, of a scoring pass, in which prompts are shared:
         taking prompts and responses apart and putting them together again; None: nobody measured it, and it is free
-    balance : over what token loads of ranks are evened out: every optimizer ``update``, or the whole ``batch`` once
+    balance : over what token loads of ranks are evened out: every optimizer ``update``, the whole ``batch`` once, or
+        nothing (``none``): ranks take sequences as they come
     batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed by tokens, else by
         count; ``count``, which a job may ask of it: by count if packed, too; ``all``: those of all ranks, by tokens
     pads : to what unpacked sequences are padded: the longest of their ``microbatch``, or the job's ``limit``
@@ -139,7 +140,7 @@ class TrainerOverheads(Frozen):
     experts_as: str | None = None
     prefix_update: Overhead | None = None
     prefix_pass: Overhead | None = None
-    balance: Literal["update", "batch"] = "update"
+    balance: Balance = "update"
     batching: Batching = "rank"
     pads: Literal["microbatch", "limit"] = "microbatch"
     switches: Switches = Switches()

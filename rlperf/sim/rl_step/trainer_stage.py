@@ -148,7 +148,8 @@ class Cuts:
     @property
     def even(self) -> bool:
         """Whether the ranks' tokens are evened out within a pass; else over the whole rl_step only."""
-        return self.framework.training.balance == "update" or self.parts == 1
+        balance = self.framework.training.balance
+        return balance == "update" or (balance == "batch" and self.parts == 1)
 
     @property
     def to_limit(self) -> bool:
@@ -245,6 +246,8 @@ class CutLengths:
             self._slowest[key] = (
                 [slowest_lengths(part, ranks, alike=not cuts.by_budget) for part in passes]
                 if cuts.even
+                else [slowest_lengths(part, ranks, balanced=False) for part in passes]
+                if cuts.framework.training.balance == "none"
                 else slowest_slices(lengths, ranks, cuts.parts)
             )
         return self._slowest[key]

@@ -61,19 +61,20 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     """A job as an object, or the path of its file, from what a caller gave.
 
     ``values`` are the arguments of `rlperf.specs.short_job.short_job` (``model``, ``gpus``, ``max_response`` ...), or
-    fields of a job (``architecture``, ``cluster``, ``tasks`` ...); beside a job they replace its fields.
+    fields of a job (``architecture``, ``cluster``, ``tasks`` ...), and so are those of a dict; beside a job they
+    replace its fields.
 
     >>> job_of(None, {"model": "Qwen3-8B", "gpus": 16}).cluster
     'dgx_h100'
-    >>> job_of(job_of(None, {"model": "Qwen3-8B", "gpus": 16}), {"framework": "slime"}).framework
+    >>> job_of({"model": "Qwen3-8B", "gpus": 16}, {"framework": "slime"}).framework
     'slime'
     """
+    if isinstance(job, Mapping):
+        job, values = None, {**job, **values}
     if job is None and not values:
         raise SpecError("no job: name a file, give an object or a dict, or model=... and gpus=...")
     if job is None:
         return short_job(**_known(values)) if "model" in values else _from_fields(values)
-    if isinstance(job, Mapping):
-        return _from_fields({**job, **values})
     if not values:
         return job if isinstance(job, Job) else as_path(job, "job")
     return _from_fields({**load_job(job).model_dump(exclude_unset=True), **values})
@@ -212,11 +213,12 @@ def judge(
 
 
 def size_job(
-    job: Jobs, target: str, *, clusters: Sequence[str] = (), prices: Mapping[str, float | str] | None = None,
-    most_nodes: int = 64, report: Report | None = None, **values: Any,
+    job: Jobs | None = None, target: str = "", *, clusters: Sequence[str] = (),
+    prices: Mapping[str, float | str] | None = None, most_nodes: int = 64, report: Report | None = None, **values: Any,
 ) -> size.Sizing:  # fmt: skip
     """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``.
 
+    ``values`` : see `job_of`; the number of devices may be left out, as it is what is asked for
     ``clusters`` : to try (``["h100", "dgx_a100"]``); default: the job's
     ``prices`` : USD per device and hour, ``{"h100": 2.5, "a100": 1.3}``; what is priced is tried too, and every device
         of the nodes is billed
@@ -230,24 +232,36 @@ def size_job(
     )  # fmt: skip
 
 
+def _sweep_of(fields: Mapping[str, Any]) -> Sweep:
+    """A sweep from a dict, whose job is anything that stands for one."""
+    job = fields.get("job")
+    if isinstance(job, Job | Mapping):
+        found = job_of(job, {})
+        assert isinstance(found, Job)
+        fields = {**fields, "job": found.stated()}
+    return validate(Document(dict(fields), {}, "sweep"), Sweep)
+
+
 def asked(job: Job, folder: Path | None) -> tuple[Context, FrameworkFacts]:
     """Context and rules of a job: what a worker of a sweep asks."""
     return ask(job, folder=folder).pair
 
 
 def sweep_job(
-    sweep: Sweep | Path | str, out: Path | str | None = None, *, workers: int | None = None,
+    sweep: Sweep | Mapping[str, Any] | Path | str, out: Path | str | None = None, *, workers: int | None = None,
     backend: Backend = "processes", address: str | None = None, report: Report | None = None,
     folder: Path | None = None,
 ) -> SweepResult:  # fmt: skip
-    """Every point of a sweep (an object, or the path of its file); with ``out``, resumable and kept there.
+    """Every point of a sweep (an object, a dict, or the path of its file); with ``out``, resumable and kept there.
 
-    ``folder`` : where names and relative paths of a sweep object start; default: where Python runs
+    ``folder`` : where names and relative paths of a sweep object or dict start; default: where Python runs
 
     Raises
     ------
     SpecError : fields, values or names that are wrong, before any point is evaluated
     """
+    if isinstance(sweep, Mapping):
+        sweep = _sweep_of(sweep)
     if isinstance(sweep, Sweep):
         checked = check_sweep(sweep, folder=folder or Path())
     else:

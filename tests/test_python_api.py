@@ -23,6 +23,7 @@ from rlperf.ranking import FrameworkRanking, _ranked, _sides
 from rlperf.report.plan_text import markdown, print_plan
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
+from rlperf.specs.short_job import SHORT
 from rlperf.sweep import Sweep
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.spec import check_sweep
@@ -78,12 +79,12 @@ def test_what_if_refuses_a_field_that_no_job_has() -> None:
         rlperf.what_if(JOB, {"typo": {"tasks.*.max_respons": 5}})
 
 
-def test_a_plan_prints_in_four_lines_and_names_its_workload() -> None:
+def test_a_plan_prints_in_three_lines_and_names_its_workload() -> None:
     plan = rlperf.plan_job(JOB)
     lines = str(plan).splitlines()
-    assert len(lines) == 4
-    assert "colocated" in lines[0] and "rl_step" in lines[2] and "tokens/s" in lines[3]
-    assert str(plan.phases[0].predicted).splitlines() == lines[2:]
+    assert len(lines) == 3
+    assert "colocated" in lines[0] and "rl_step" in lines[2] and "tokens/s" in lines[2]
+    assert "; ".join(str(plan.phases[0].predicted).splitlines()) == lines[2]
     phase = plan.phases[0]
     assert phase.responses is not None and phase.responses.mean < phase.responses.p95 <= 2048
     cut = f"cap 2,048 ({100 * phase.predicted.truncated_fraction:.1f} % cut)"
@@ -106,6 +107,31 @@ def test_a_plan_is_exported_audited_and_explained(tmp_path: Path) -> None:
     assert audit.predicted is not None
     assert rlperf.explain(plan).causes.rl_step_s > 0
     assert rlperf.explain(JOB, scale=(8, 16)).scaling is not None
+
+
+def test_a_dict_is_a_job_in_the_words_of_either_form(tmp_path: Path) -> None:
+    short = {"model": "Qwen3-8B", "gpus": 8, "max_response": "2k", "prompts": 16, "group": 4}
+    as_words, as_fields = (rlperf.predict_job(each).rl_step_s for each in (short, JOB.stated()))
+    assert as_words == as_fields == rlperf.predict_job(**short).rl_step_s
+    assert rlperf.predict_job(short, framework="slime").calibration != rlperf.predict_job(short).calibration
+    swept = rlperf.sweep_job({"job": short, "grid": {"tasks.*.max_response_tokens": ["1k", "2k"]}}, workers=1)
+    first, second = swept.to_frame()["rl_step_s"]
+    assert first < second
+    with pytest.raises(rlperf.SpecError, match="target '' is not understood"):
+        rlperf.size_job(short)
+    for wrong, told in (({"job": 5, "grid": {"nodes": [1]}}, "sweep: job"), ({"grid": {"nodes": [1]}}, "is missing")):
+        with pytest.raises(rlperf.SpecError, match=told):
+            rlperf.sweep_job(wrong)
+
+
+def test_a_file_in_the_words_of_options_is_told_the_fields(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: Qwen3-8B\ngpus: 16\nprompts: 64\n")
+    with pytest.raises(rlperf.SpecError) as refused:
+        rlperf.plan_job(tmp_path / "job.yaml")
+    said = str(refused.value)
+    assert "job.yaml:1: model: unknown field (here it is architecture)" in said
+    assert "job.yaml:3: prompts: unknown field (here it is prompts_per_step of an entry of tasks)" in said
+    assert set(SHORT) <= set(Job.other_words) | set(Job.model_fields)
 
 
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Measure = Literal["step", "usd/step", "run"]
 Asked = Callable[[Job], tuple[Context, FrameworkFacts | None]]
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-_TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=\s*(.+?)\s*$")
+_TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=?\s*(.+?)\s*$")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SizeTarget:
 
     >>> parse_target("step <= 300 s")
     SizeTarget(measure='step', limit=300.0)
-    >>> parse_target("usd/step<=5"), parse_target("run <= 3 d").limit
+    >>> parse_target("usd/step<=5"), parse_target("run < 3 d").limit
     (SizeTarget(measure='usd/step', limit=5.0), 259200.0)
     """
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -9,3 +12,5 @@ class Frozen(BaseModel):
     """A form that cannot be changed, and that refuses a field it does not have and a number that is none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    other_words: ClassVar[Mapping[str, str]] = {}
+    """What is written elsewhere for a field of this form, and the field in words."""

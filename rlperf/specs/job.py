@@ -5,7 +5,8 @@ A scalar is *pinned*, a list or range is *open*, absence leaves the value to the
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -159,6 +160,15 @@ def _as_objective(given: object) -> object:
 
 class Job(Frozen):
     """An RLVR training job on a cluster."""
+
+    other_words: ClassVar[Mapping[str, str]] = {
+        "model": "architecture", "gpus": "nodes (x devices_per_node)", "gpu": "cluster", "mode": "modes",
+        "workload": "workload of an entry of tasks", "prompts": "prompts_per_step of an entry of tasks",
+        "group": "group_size of an entry of tasks", "mini_batch": "mini_batch of an entry of tasks",
+        "max_prompt": "max_prompt_tokens of an entry of tasks", "staleness": "staleness of limits",
+        "max_response": "max_response_tokens of an entry of tasks",
+    }  # fmt: skip
+    """Those of `rlperf.specs.short_job`."""
 
     schema_version: Literal[1] = 1
     name: str = "job"

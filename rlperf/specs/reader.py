@@ -370,8 +370,11 @@ def problems_of(error: ValidationError, document: Document, spec: type[BaseModel
         if item["type"] == "extra_forbidden":
             message = "unknown field"
             word, places = str(item["loc"][-1]), _field_places(spec)
-            here = places.get(word)
-            suggestion = f"it belongs to {' or '.join(here)}" if here else did_you_mean(word, places)
+            here, meant = places.get(word), getattr(spec, "other_words", {}).get(word)
+            if meant and len(item["loc"]) == 1:
+                suggestion = f"here it is {meant}"
+            else:
+                suggestion = f"it belongs to {' or '.join(here)}" if here else did_you_mean(word, places)
         elif item["type"] == "missing":
             message = "is missing"
         else:

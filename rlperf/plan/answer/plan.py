@@ -431,7 +431,8 @@ class Plan(Frozen):
         named = (f"{pool.role} {pool.devices} x {pool.device} {layout_words(pool.layout)}" for pool in first.pools[:2])
         pools = "; ".join(named)
         more = f" (first of {len(self.phases)} phases)" if len(self.phases) > 1 else ""
-        return f"{self.job.name}, {first.mode}: {pools}{more}\n{batch}\n{first.predicted}"
+        takes = "; ".join(str(first.predicted).splitlines())
+        return f"{self.job.name}, {first.mode}: {pools}{more}\n{batch}\n{takes}"
 
     def to_frame(self) -> pl.DataFrame:
         """One row per phase: what is run, its degrees, and its prediction."""

@@ -11,7 +11,8 @@ import yaml
 from rlperf.api import predict_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.audit import audit
-from rlperf.frameworks.export import Carried, export_run
+from rlperf.frameworks.carried import Carried
+from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.keytable import nest
 from rlperf.frameworks.registry import adapter_of

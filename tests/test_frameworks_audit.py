@@ -462,3 +462,42 @@ def test_what_openrlhf_leaves_over_is_no_failure(tmp_path: Path, size: int) -> N
     severities = {each.rule: each.severity for each in found.findings if each.key == "train.batch_size"}
     assert severities == {"step_by_batch": "warning", **({"batch_by_ranks": "warning"} if size == 500 else {})}
     assert found.passes is None, "keys and rules alone were asked"
+
+
+SCORED = (
+    "python3 -m verl.trainer.main_ppo data.train_batch_size=256 data.max_prompt_length=512 "
+    "data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.rollout.name=vllm "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.use_kl_loss=True "
+)
+DYNAMIC, COUNTED = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=True ",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 ",
+)
+OURS, THEIRS = "actor_rollout_ref.rollout.log_prob_", "actor_rollout_ref.ref.log_prob_"
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "rules"),
+    [
+        ("0.7", DYNAMIC, set()),
+        ("0.7", DYNAMIC + OURS + "use_dynamic_bsz=False", {"scoring_split"}),
+        ("0.7", DYNAMIC + OURS + "use_dynamic_bsz=False " + OURS + "micro_batch_size_per_gpu=4", set()),
+        ("0.9", COUNTED, {"scoring_counted", "reference_counted"}),
+        ("0.9", COUNTED + OURS + "micro_batch_size_per_gpu=4 " + THEIRS + "micro_batch_size_per_gpu=4", set()),
+        ("0.9", DYNAMIC + THEIRS + "max_token_len_per_gpu=1024", {"reference_token_budget"}),
+    ],
+)
+def test_both_scoring_passes_of_verl_have_a_size_that_holds_a_sequence(
+    tmp_path: Path, version: str, words: str, rules: set[str]
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(SCORED + words + "\n")
+    found = audit(import_config([path], f"verl=={version}"), predict=False).findings
+    assert {each.rule for each in found if each.severity == "error"} == rules
+
+
+def test_a_budget_of_the_references_own_is_said_not_to_be_counted(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(SCORED + DYNAMIC + THEIRS + "max_token_len_per_gpu=65536\n")
+    found = audit(import_config([path], "verl"), predict=False).findings
+    assert [each.key for each in found if each.rule == "uncounted"] == [THEIRS + "max_token_len_per_gpu"]

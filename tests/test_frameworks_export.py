@@ -17,10 +17,11 @@ import pytest
 import yaml
 
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.adapter import checked, states
+from rlperf.frameworks.adapter import checked, framework_facts, states
 from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
 from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target, field
 from rlperf.frameworks.keytable import flatten, key_table, nest
+from rlperf.frameworks.readback import read_back
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.shell_flow import commands
@@ -400,3 +401,17 @@ def test_a_field_under_a_key_of_no_version_is_refused(framework: str) -> None:
     adapter: Any = adapter_of(framework)
     with pytest.raises(LookupError, match=r"learn\.pp \(trainer\.pipeline_parallel\)"):
         checked(replace(adapter, fields=(*adapter.fields, field("trainer.pipeline_parallel", "learn.pp"))))
+
+
+@pytest.mark.parametrize("framework", SHIPPED)
+@pytest.mark.parametrize(("at", "value", "word"), [("batch.turns", 3, "turns"), ("run.algorithm", "dapo", "sampling")])
+def test_what_a_file_does_not_say_of_the_rollout_is_named(framework: str, at: str, value: object, word: str) -> None:
+    """Turns and filtered groups: read back as they were planned, coded by the user under a key, or named as lost."""
+    if value not in framework_facts(framework).algorithms and at == "run.algorithm":
+        pytest.skip(f"{framework} trains no {value}")
+    version, adapter = key_table(framework).versions[-1], adapter_of(framework)
+    phase = export_run(with_values(sample_run(Random(3), framework), {at: value}), adapter, version, "config")
+    back = read_back(phase.files, adapter, version)
+    said = any(word in each.asked for each in phase.emission.limitations)
+    coded = word == "turns" and any("turns with your tools" in text for text in phase.files.values())
+    assert said or coded or back.value(ref(at)) == value

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from rlperf.cli.main import app
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.export import Carried, export_run, write_file
+from rlperf.frameworks.carried import Carried
+from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.fields import resolve
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table

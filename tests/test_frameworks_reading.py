@@ -310,3 +310,33 @@ def test_what_a_key_may_have_meant_is_looked_for_once(monkeypatch: pytest.Monkey
     names = [f"trainer.key_{number}" for number in range(50)]
     assert {nearest("trainer.key_8x", names) for _ in range(3)} == {"trainer.key_8"}
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes", "size"),
+    [
+        ("--actor.num_nodes 1 --actor.num_gpus_per_node 4 --vllm.num_engines 4 --vllm.tensor_parallel_size 1", 1, 8),
+        ("--actor.num_nodes 2 --actor.num_gpus_per_node 4 --vllm.num_engines 8 --vllm.tensor_parallel_size 1", 4, 4),
+    ],
+)
+def test_a_role_on_part_of_a_node_does_not_say_how_large_it_is(
+    tmp_path: Path, flags: str, nodes: int, size: int
+) -> None:
+    script = tmp_path / "run.sh"
+    plain = "--actor.model_name_or_path Qwen/Qwen3-8B --algo.advantage.estimator group_norm"
+    script.write_text(f"python3 -m openrlhf.cli.train_ppo_ray {plain} {flags}\n")
+    run = import_config([script]).run
+    assert (run.nodes, run.devices_per_node) == (nodes, size)
+
+
+def test_functions_of_a_script_pass_their_arguments_on(tmp_path: Path) -> None:
+    """Settings behind ``"$@"``, ``shift`` or a part of an array were lost without a word."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        'launch() { MODEL=$1; shift; python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$MODEL "${@:1}"; }\n'
+        "ARGS=(skipped data.train_batch_size=256 actor_rollout_ref.rollout.n=8)\n"
+        'launch Qwen/Qwen3-8B actor_rollout_ref.rollout.name=vllm "${ARGS[@]:1}"\n'
+    )
+    run = import_config([script]).run
+    assert (run.batch.prompts_per_step, run.batch.group_size, run.rollout.backend) == (256, 8, "vllm")
+    assert run.architecture == "Qwen/Qwen3-8B"

@@ -50,3 +50,14 @@ def test_rows_of_a_layout_whose_fields_broadcast() -> None:
     assert layout.flat(layout.devices > 8).devices.tolist() == [16, 32]
     mixed = Layout.of(tensor_parallel=[2, 4], pipeline_parallel=2)
     assert mixed.take([1]).pipeline_parallel.tolist() == [2] and mixed.take(1).devices == 8
+
+
+def test_tasks_that_share_the_devices_leave_some_to_each_other() -> None:
+    """Pools of their own that are open took every device, so that no two tasks had a place beside each other."""
+    task = {"workload": "math", "prompts_per_step": 64, "group_size": 4, "max_response_tokens": 2048}
+    job = Job.model_validate({
+        "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 4, "modes": ["disaggregated"],
+        "framework": "slime", "sharing": "devices", "tasks": [{"name": "a", **task}, {"name": "b", **task}],
+    })  # fmt: skip
+    totals = {split.total for split in splits(ask(job).context)}
+    assert {16, 32} <= totals

@@ -40,7 +40,7 @@ def import_(
 
     Example: rlperf import run_grpo.sh --cluster dgx_h100 --out job.yaml
     """
-    from rlperf.frameworks.export import keys_file
+    from rlperf.frameworks.carried import keys_file
     from rlperf.frameworks.imports import describe, import_config, job_of, job_text, keys_text, with_architecture
     from rlperf.specs.writer import write_atomic
 

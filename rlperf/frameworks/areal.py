@@ -326,8 +326,8 @@ def _algorithm(run: Run) -> list[Setting]:
     reference = run.reference
     settings = [
         Setting("actor.kl_ctl", 0.001 if reference else 0.0, "0: no reference pass"),
-        Setting("actor.recompute_logprob", True, "old log-probs by the trainer"),
-        Setting("actor.use_decoupled_loss", stale),
+        Setting("actor.recompute_logprob", run.old_policy is not False, "old log-probs by the trainer"),
+        Setting("actor.use_decoupled_loss", stale and run.old_policy is not False),
         *_adapters(run),
     ]
     roles = (["ref"] if reference else []) + (["critic"] if run.algorithm == "ppo" else [])
@@ -363,7 +363,7 @@ _ALSO_READ = frozenset(
         "rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target", "actor.weight_update_mode",
         "rollout.max_head_offpolicyness", "actor.kl_ctl", "actor.path", "rollout.consumer_batch_size",
         "actor.mb_spec.n_mbs", "actor.mb_spec.n_mbs_divisor", "sglang.max_prefill_tokens", "allocation_mode",
-        "rollout.max_concurrent_rollouts",
+        "rollout.max_concurrent_rollouts", "actor.recompute_logprob", "actor.use_decoupled_loss",
         "actor.use_lora", "actor.lora_rank", "rollout.use_lora", "sglang.enable_lora", "sglang.max_lora_rank",
         "vllm.enable_lora", "vllm.max_lora_rank",
     }
@@ -414,6 +414,7 @@ def _read_rest(run: Run, flat: Flat) -> Run:
         architecture=str(flat.get("actor.path")),
         algorithm="ppo" if "critic.path" in flat and flat.get("critic.path") else "grpo",
         reference=bool(flat.get("actor.kl_ctl")),
+        old_policy=bool(flat.get("actor.recompute_logprob") or flat.get("actor.use_decoupled_loss")),
         mode=mode_of_staleness(stale, shares_devices=colocated),
         staleness=0 if colocated else stale,
         devices=trainer.devices if colocated else trainer.devices + devices,

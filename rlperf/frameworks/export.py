@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlperf.errors import ExportError, Problem, SpecError
+from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, read_run
+from rlperf.frameworks.carried import Carried, carried_keys
 from rlperf.frameworks.expressible import check_algorithm
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.hub import architecture_at, hub_name
@@ -26,7 +27,7 @@ from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.profiles import load_architecture, load_cluster
-from rlperf.specs.reader import read_document, read_job_document, validate
+from rlperf.specs.reader import read_job_document, validate
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import is_export, write_folder
 from rlperf.units import human_seconds
@@ -63,16 +64,6 @@ class ExportedPhase:
     stem: str
     files: Mapping[str, str]
     emission: Emission
-
-
-@dataclass(frozen=True)
-class Carried:
-    """An imported configuration beside its job: framework, version, every key, and the job's name of its checkpoint."""
-
-    framework: str
-    version: str
-    source: Source
-    architecture: str = ""
 
 
 def write_plan(
@@ -112,6 +103,12 @@ def _devices_per_node(job: Job, folder: Path | str | None) -> int:
     return job.devices_per_node or load_cluster(job.cluster, folder=folder).devices_per_node
 
 
+def _for(adapter: Adapter, run: Run, job: Job) -> Run:
+    """The run as another framework than the job's scores the old policy: by its own rule."""
+    own = adapter_of(split_name(job.framework)[0]).name
+    return run if adapter.name == own else replace(run, old_policy=None)
+
+
 def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | None) -> list[ExportedPhase]:
     """The files of every phase."""
     job = plan.job
@@ -120,7 +117,7 @@ def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | N
     phases = []
     for index, phase in enumerate(plan.phases):
         steps = steps_of(job, phase, plan.phases[-1])
-        run = with_prediction(from_phase(phase, job, per_node, folder), phase, first, steps)
+        run = with_prediction(_for(adapter, from_phase(phase, job, per_node, folder), job), phase, first, steps)
         if len(names) > 1:
             run = replace(run, data=names[phase.tasks])
         stem = "config" if len(plan.phases) == 1 else f"phase_{index + 1:02d}"
@@ -141,9 +138,8 @@ def write_job(
     adapter, version = _framework(framework or job.framework)
     per_node = _devices_per_node(job, folder)
     header = [f"{job.name}: pinned pools of the job, not planned"]
-    phase = export_run(
-        from_job(job, per_node, folder), adapter, version, "config", header, carried=carried, folder=folder
-    )
+    run = _for(adapter, from_job(job, per_node, folder), job)
+    phase = export_run(run, adapter, version, "config", header, carried=carried, folder=folder)
     return write_folder(out, _texts([phase], adapter, version, [header]), is_export)
 
 
@@ -154,33 +150,6 @@ def write_file(path: Path | str, framework: str | None, out: Path | str) -> tupl
     if plan := plan_in(document):
         return write_plan(plan, framework, out, folder=folder)
     return write_job(validate(document, Job), framework, out, carried=carried_keys(path), folder=folder)
-
-
-def carried_keys(path: Path | str) -> Carried | None:
-    """What ``rlperf import`` found beside what a job can say: ``<job>.keys.yaml``, where it exists."""
-    beside = keys_file(path)
-    if not beside.is_file():
-        return None
-    data = read_document(beside).data
-    if not isinstance(data, dict):
-        raise SpecError(Problem("holds no keys", str(beside)))
-    source = Source(
-        dict(data.get("keys") or {}),
-        entry=str(data.get("entry") or ""),
-        bases=tuple(data.get("bases") or ()),
-        additions=frozenset(data.get("additions") or ()),
-        launcher=dict(data.get("launcher") or {}),
-    )
-    return Carried(str(data.get("framework", "")), str(data.get("version", "")), source, data.get("architecture") or "")
-
-
-def keys_file(path: Path | str) -> Path:
-    """Where the imported keys of a job file stand.
-
-    >>> keys_file("run/job.yaml").name
-    'job.keys.yaml'
-    """
-    return Path(path).with_suffix(".keys.yaml")
 
 
 def export_run(

@@ -13,6 +13,7 @@ from typing import Any
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import states
 from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.old_policy import in_its_files
 from rlperf.frameworks.readback import USUAL
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
@@ -37,9 +38,10 @@ def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = Non
     found = job.model_copy(update={"trainer_backends": backends})
     if "engine" not in job.model_fields_set and job.engine not in facts.engines:
         found = found.model_copy(update={"engine": facts.engines[0]})
-    return _counting_apart(
-        _with_keyless_settings(_without_unsayable(_with_its_modes(found, facts), facts), facts), facts
-    )
+    found = _with_its_modes(found, facts)
+    if found.old_policy is None and (said := in_its_files(facts, found.modes)) is not None:
+        found = found.model_copy(update={"old_policy": said})
+    return _counting_apart(_with_keyless_settings(_without_unsayable(found, facts), facts), facts)
 
 
 def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:

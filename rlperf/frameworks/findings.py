@@ -269,6 +269,8 @@ def _key_findings(imported: Imported) -> list[Finding]:
         if keys.get(key) in values and keys.get(unless) in (None, *values):
             message = f"{why}, which is not counted"
             found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
+    for key, why in getattr(run.facts, "beside", ()):
+        found.append(Finding("hint", key, why, "", "never", imported.where(key), rule="uncounted"))
     unknown = {item.key for item in imported.unknown}
     known = {key: value for key, value in imported.carried.items() if key not in unknown}
     for key in uncounted(known, imported.target.defaults(), run.rollout.backend):

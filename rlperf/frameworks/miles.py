@@ -57,6 +57,7 @@ class Miles(Slime):
     name: str = "miles"
     title: str = "miles"
     fields: tuple[Field, ...] = MILES_FIELDS
+    unscored: int = 0
 
     def detect(self, source: Source) -> float:
         """slime's flags beside one that no release of slime has, or a function of miles'."""
@@ -109,6 +110,9 @@ class Miles(Slime):
         """As slime's, with the critic's GPUs, the bound on staleness and what its own rules ask."""
         run, used = super().read(source, target)
         flat = source.keys
+        unscored = flat.get("use-rollout-logprobs") and not flat.get("get-mismatch-metrics")
+        unscored = unscored or (flat.get("skip-actor-forward-only") and run.batch.updates == 1)
+        run = replace(run, old_policy=not unscored)
         if run.algorithm == "ppo":
             run = _with_critic(run, flat)
         if flat.get(_FULLY) and not run.traits.shares_devices:
@@ -157,7 +161,7 @@ _ALSO_READ = frozenset(
     {
         "critic-num-nodes", "critic-num-gpus-per-node", "num-rollout", "num-epoch", "save", "save-interval",
         "target-modules", "megatron-to-hf-mode", "mtp-num-layers", "qkv-format", "train-backend", BOUND, _FULLY,
-        "true-on-policy-mode", "recompute-logprobs-via-prefill",
+        "skip-actor-forward-only", "true-on-policy-mode", "recompute-logprobs-via-prefill",
     }
 )  # fmt: skip
 

@@ -49,6 +49,7 @@ from rlperf.frameworks.nemo_rl_settings import (
 )
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import script, yaml_text
+from rlperf.specs.framework import versions_of
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.pool import Offload
 from rlperf.units import human_seconds
@@ -280,7 +281,9 @@ class NemoRl:
         trainer = _read_trainer(_read_budgets(run.trainer, flat), target.backend)
         batch = _read_filtering(_read_lengths(run.batch), flat)
         rollout = _read_engine(run.rollout, flat).having(speculation=read_vllm(flat, K + "speculative_config."))
-        run = replace(run, batch=batch, trainer=trainer, rollout=rollout)
+        skips = target.version in versions_of("0.7-", target.table.versions)
+        scored = not (skips and flat.get("loss_fn.force_on_policy_ratio") and flat.get(_CHECKED) is None)
+        run = replace(run, batch=batch, trainer=trainer, rollout=rollout, old_policy=scored)
         return run.completed(), frozenset(used | _ALSO_READ)
 
 
@@ -291,8 +294,11 @@ def _third(run: Run) -> str:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
+_CHECKED = "grpo.seq_logprob_error_threshold"
+"""Where it is stated, the policy is scored whatever the ratio is taken as (algorithms/opd.py:115)."""
 _ALSO_READ = frozenset(
     {
+        _CHECKED,
         P + "model_name", D + "enabled", G + "enabled", "cluster.num_nodes", "cluster.gpus_per_node",
         P + "generation.colocated.enabled", P + "generation.colocated.resources.num_nodes",
         P + "generation.colocated.resources.gpus_per_node", ASYNC + "enabled", ASYNC + "max_trajectory_age_steps",

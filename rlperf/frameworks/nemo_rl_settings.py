@@ -67,9 +67,14 @@ def with_derived(run: Run) -> Run:
         colocated=run.traits.shares_devices,
         async_enabled=run.traits.runs_ahead,
         importance_sampling=run.traits.runs_ahead or engine.rollout_dtype == "fp8",
-        on_policy_ratio=False,
+        on_policy_ratio=_unscored(run),
     )
     return replace(run, batch=run.batch.with_context(), trainer=trainer, rollout=rollout, facts=facts)
+
+
+def _unscored(run: Run) -> bool:
+    """Whether the policy's own ratio is taken as 1, which wants a single update (algorithms/grpo.py:699)."""
+    return run.old_policy is False and run.batch.updates == 1
 
 
 def switches(run: Run) -> list[Setting]:
@@ -151,7 +156,7 @@ def algorithm_settings(run: Run) -> list[Setting]:
         Setting("loss_fn.reference_policy_kl_penalty", 0.01 if reference else 0.0),
         Setting("grpo.skip_reference_policy_logprobs_calculation", not reference, "no KL: no reference pass"),
         Setting(ASYNC + "enabled", overlapped),
-        Setting("loss_fn.force_on_policy_ratio", False),
+        Setting("loss_fn.force_on_policy_ratio", _unscored(run)),
     ]
     fp8 = run.rollout.rollout_dtype == "fp8"
     if overlapped or fp8:

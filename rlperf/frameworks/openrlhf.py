@@ -304,9 +304,20 @@ def _devices(flat: Flat, role: str) -> int:
     return int(flat.get(f"{role}.num_nodes") or 1) * int(flat.get(f"{role}.num_gpus_per_node") or 8)
 
 
+def _node_size(flat: Flat, roles: Sequence[str], total: int) -> int:
+    """GPUs of a node: what a role of several nodes says, else eight of those that there are, or a role's if more.
+
+    Ray packs single GPUs (ray/launcher.py:245-251, PACK): a role on part of a node says nothing of the node's size.
+    """
+    shapes = [(int(flat.get(f"{role}.num_nodes") or 1), int(flat.get(f"{role}.num_gpus_per_node") or 8))
+              for role in roles]  # fmt: skip
+    whole = [gpus for nodes, gpus in shapes if nodes > 1]
+    return max(whole) if whole else max(min(8, total), *(min(gpus, total) for _, gpus in shapes))
+
+
 def _read_placement(run: Run, flat: Flat) -> Run:
     """Devices, mode, algorithm, and what rules ask."""
-    per_node, trainer = int(flat.get("actor.num_gpus_per_node") or 8), _devices(flat, "actor")
+    trainer = _devices(flat, "actor")
     engines = run.rollout.data_parallel
     rollout = engines * run.rollout.tensor_parallel if engines else trainer
     asynchronous, colocated = bool(flat.get("train.async_enable")), bool(flat.get("train.colocate_all"))
@@ -318,12 +329,14 @@ def _read_placement(run: Run, flat: Flat) -> Run:
     # without colocate_all a critic has GPUs of its own, and so has a reward model, which rules and rlperf leave out
     critic = _devices(flat, "critic") if estimator == "gae" and not colocated else 0
     total = critic + (trainer if shares else trainer + rollout)
+    per_node = _node_size(flat, ("actor", "ref", *(["critic"] if critic else [])), total)
     return replace(
         run,
         critic_devices=critic,
         architecture=str(flat.get("actor.model_name_or_path")),
         algorithm="ppo" if estimator == "gae" else "dapo" if filtered else "grpo",
         reference=float(flat.get("algo.kl.init_coef") or 0) > 0,
+        old_policy=True,  # trainer/ppo_utils/experience_maker.py:136-182: no switch leaves it out
         mode=mode,
         staleness=behind,
         devices=total,

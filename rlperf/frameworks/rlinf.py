@@ -124,10 +124,12 @@ class Rlinf:
             lost.append(Limitation("a budget for scoring", "training's", "smaller microbatches"))
         streams = not run.traits.shares_devices
         if streams and trainer.token_budget:
-            samples = samples_within_budget(run)
-            lost.append(Limitation(f"token budget {trainer.token_budget}", f"{samples} samples per forward",
-                                   "GPUs of their own take fixed microbatches"))  # fmt: skip
+            samples, fixed = samples_within_budget(run), "GPUs of their own take fixed microbatches"
+            lost.append(Limitation(f"token budget {trainer.token_budget}", f"{samples} samples per forward", fixed))
             trainer = trainer.having(token_budget=None, microbatch=samples, scoring_token_budget=None)
+        if run.batch.turns > 1:
+            own = "its agents (rlinf/agents) are programs of their own"
+            lost.append(Limitation(f"{run.batch.turns} turns with tools", "one turn", own))
         if run.algorithm == "dapo":
             lost.append(Limitation("dynamic sampling", "groups without a signal are trained on", "wasted samples"))
         mode = "streaming" if streams else run.mode
@@ -249,8 +251,8 @@ def _algorithm(run: Run) -> list[Setting]:
         Setting(A + "adv_type", "grpo"),
         Setting("critic.use_critic_model", False, "asked for whatever the algorithm"),
         Setting(A + "kl_beta", 0.001 if run.reference else 0.0, "0: no reference pass"),
-        Setting(A + "recompute_logprobs", True, "old log-probs by the trainer"),
-        Setting("rollout.return_logprobs", False),
+        Setting(A + "recompute_logprobs", run.old_policy is not False, "old log-probs by the trainer"),
+        Setting("rollout.return_logprobs", run.old_policy is False),
         Setting(M + "encoder_seq_length", run.batch.context_tokens, "of every row of a batch"),
     ]
     if run.rollout.backend == "sglang" and run.rollout.max_running:
@@ -261,15 +263,13 @@ def _algorithm(run: Run) -> list[Setting]:
         settings += [Setting(M + "recompute_method", "uniform"), Setting(M + "recompute_num_layers", 1)]
     if run.trainer.offload_optimizer:
         settings.append(Setting("actor.optim.optimizer_offload_fraction", 1.0))
-    if run.trainer.backend == "fsdp2":
-        settings.append(Setting(F + "strategy", "fsdp2"))
-    return settings
+    return settings + ([Setting(F + "strategy", "fsdp2")] if run.trainer.backend == "fsdp2" else [])
 
 
 def _names(run: Run) -> list[Setting]:
     model = f"/ckpt/{hub_name(run.architecture).rpartition('/')[2]}"
-    settings = [Setting("rollout.model.model_path", model, "yours"), Setting(M + "model_path", model, "yours")]
-    settings.append(Setting("actor.tokenizer.tokenizer_model", model, "yours"))
+    named = ("rollout.model.model_path", M + "model_path", "actor.tokenizer.tokenizer_model")
+    settings = [Setting(key, model, "yours") for key in named]
     if run.rl_steps:
         settings.append(Setting("runner.max_steps", run.last_rl_step or run.rl_steps, "through this phase's last"))
         settings.append(Setting("runner.save_interval", run.saves_every, "and at the end of the phase"))
@@ -365,6 +365,7 @@ def _read_rest(run: Run, flat: Flat) -> Run:
         run,
         architecture=str(flat.get("rollout.model.model_path") or flat.get(M + "model_path") or ""),
         reference=kl > 0,
+        old_policy=bool(flat.get(A + "recompute_logprobs")),
         mode="colocated" if shares else "streaming",
         devices=len(both),
         nodes=nodes,
@@ -406,8 +407,8 @@ def _placements(flat: Flat) -> dict[str, str]:
 
 def _grouped(flat: Flat) -> list[str]:
     """Placements in a group of nodes other than ``cluster``, which is RLinf's own word for all (scheduler/node.py)."""
-    keys = [key for key in flat if key.startswith(PLACED + ".") and key.endswith(".node_group")]
-    return [key for key in keys if flat[key] not in (None, "cluster")]
+    own = (key for key in flat if key.startswith(PLACED + ".") and key.endswith(".node_group"))
+    return [key for key in own if flat[key] not in (None, "cluster")]
 
 
 def _ranks(placed: Mapping[str, str], role: str, devices: int) -> tuple[int, ...]:
@@ -430,7 +431,7 @@ _MOST = 1 << 20
 
 def _unread(flat: Flat) -> list[str]:
     """What a file states that no job of rlperf says."""
-    found, placed = [], _placements(flat)
+    placed = _placements(flat)
     one = flat.get("actor.training_backend") == "fsdp" and flat.get(F + "strategy") != "fsdp2"
     hybrid = one and flat.get(F + "sharding_strategy") == "hybrid_shard"
     refused: list[tuple[str, Value, str]] = [
@@ -442,9 +443,8 @@ def _unread(flat: Flat) -> list[str]:
         (F + "sharding_strategy", hybrid, "rlperf reads no sharding within groups of GPUs"),
     ]
     refused += [(key, True, "ranks count within the group, which rlperf does not resolve") for key in _grouped(flat)]
-    found += [f"{key}: {yaml_scalar(flat.get(key))} ({why})" for key, states, why in refused if states]
-    found += [f"{PLACED}.{name}: {placed[name]} (GPUs of its own)" for name in APART if name in placed]
-    return found
+    found = [f"{key}: {yaml_scalar(flat.get(key))} ({why})" for key, states, why in refused if states]
+    return found + [f"{PLACED}.{name}: {placed[name]} (GPUs of its own)" for name in APART if name in placed]
 
 
 ADAPTER = Rlinf()

@@ -246,6 +246,7 @@ class Run:
     recipe: str | None = None
     model_script: str | None = None
     weight_sync: Transport | None = None
+    old_policy: bool | None = None
     batch: BatchFacts = BatchFacts()
     trainer: TrainerRun = field(default_factory=TrainerRun)
     rollout: RolloutRun = field(default_factory=RolloutRun)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.hub import architecture_at
+from rlperf.frameworks.old_policy import ruled, usual
 from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, ScorerRun, TrainerRun, Value
 from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.context import with_trainers
@@ -32,7 +33,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
     trainer, rollout = pools["trainer"], pools["rollout"]
     apart = pools["critic"].own_devices if "critic" in pools else 0
     devices = trainer.devices + (0 if MODES[phase.mode].shares_devices else rollout.devices) + apart
-    return Run(
+    run = Run(
         architecture=_architecture_of(phase, job),
         algorithm=job.algorithm,
         reference=job.reference,
@@ -50,6 +51,11 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         critic_devices=apart,
         scorers=tuple(_scorer(one, job, _architecture_of(phase, job)) for one in phase.scorers),
     )
+    # where modes differ in it, nothing is stated and all are predicted by the framework's rule
+    scored = job.old_policy
+    if scored is None:
+        scored = ruled(job.framework, trainer.settings.backend, run.batch.updates, folder)
+    return replace(run, old_policy=scored)
 
 
 def data_names(phases: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
@@ -204,11 +210,13 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         scorers=scorers,
     )
     devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices) + run.critic_devices
+    backend, scored = run.trainer.backend or _backend(job, run.trainer, folder), job.old_policy
     return replace(
         run,
         devices=devices,
         nodes=-(-devices // devices_per_node),
-        trainer=run.trainer.having(backend=run.trainer.backend or _backend(job, run.trainer, folder)),
+        old_policy=usual(job.framework, mode, backend, batch.updates, folder) if scored is None else scored,
+        trainer=run.trainer.having(backend=backend),
         rollout=run.rollout.having(backend=run.rollout.backend or job.engine),
     ).completed()
 
@@ -258,6 +266,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
         over_provision=(batch.over_provision,),
     )
     critic = [{"role": "critic", "placement": "own", "devices": run.critic_devices}] if run.critic_devices else []
+    as_usual = run.old_policy == usual(framework, run.mode, run.trainer.backend, batch.updates)
     return Job.model_validate(
         {
             "name": name,
@@ -266,6 +275,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "nodes": run.nodes,
             "algorithm": run.algorithm,
             "reference": run.reference,
+            "old_policy": None if as_usual else run.old_policy,
             "framework": framework,
             "trainer_backends": [run.trainer.backend] if run.trainer.backend else [],
             "engine": run.rollout.backend or "vllm",

@@ -1,8 +1,8 @@
 """Launch scripts read without running anything: variables, arrays, line continuations and the final command's words.
 
 Only what a launch script needs of bash: ``NAME=value``, ``NAME=(...)``, ``NAME+=(...)``, ``export``, ``$NAME``,
-``${NAME}``, ``${NAME:-default}``, ``: ${NAME:=default}``, ``"${NAME[@]}"``, simple
-``$((...))``. Commands are never executed; the result of a ``$(...)`` is unknown and stays as text.
+``${NAME}``, ``${NAME:-default}``, ``: ${NAME:=default}``, ``"${NAME[@]}"``, ``"${NAME[@]:1}"``, a function's ``"$@"``,
+simple ``$((...))``. Commands are never executed; the result of a ``$(...)`` is unknown and stays as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _VARIABLE = re.compile(
 )
 _DEFAULTED = re.compile(r'^"?\$\{([A-Za-z_]\w*):?=((?:[^{}]|\{[^{}]*\})*)\}"?$', re.DOTALL)
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
-_ARRAY_USE = re.compile(r"^\$\{([A-Za-z_]\w*)\[[@*]\]\}$")
+_ARRAY_USE = re.compile(r"^\$(?:\{([A-Za-z_]\w*)\[[@*]\](?::(\d+)(?::(\d+))?)?\}|[@*]|\{[@*](?::(\d+)(?::(\d+))?)?\})$")
+ARGUMENTS = "@"
+"""Name of the array of a function's arguments; outside of functions nobody knows them, and ``$@`` stays as text."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +191,13 @@ def expand(raw: str, line: int, shell: Shell, *, split: bool = True) -> list[Wor
     """A raw word with its quotes removed and variables filled in; an array is all its words."""
     bare = raw[1:-1] if len(raw) > 1 and raw[0] == raw[-1] == '"' else raw
     match = _ARRAY_USE.match(bare)
-    if match:
-        shell.asked_for(match[1])
-        return list(shell.arrays.get(match[1], []))
+    if match and (match[1] or ARGUMENTS in shell.arrays):
+        shell.asked_for(match[1] or ARGUMENTS)
+        items = list(shell.arrays.get(match[1] or ARGUMENTS, []))
+        first, count = match[2] or match[4], match[3] or match[5]
+        # arguments are counted from 1, items of an array from 0
+        start = max(int(first or 0) - (match[1] is None), 0)
+        return items[start : start + int(count) if count else None]
     if raw[:1] == raw[-1:] == "'" and len(raw) > 1 and "'" not in raw[1:-1]:
         return [Word(raw[1:-1], line)]
     text, quoted = _unquote(raw, lambda part: _substitute(part, shell))

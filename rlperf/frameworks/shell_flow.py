@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from rlperf.frameworks.shell import (
+    ARGUMENTS,
     Command,
     Shell,
     Statement,
@@ -127,6 +128,9 @@ class _Flow:
             return
         if statement.head == ":" and sum(assign_default(shell, raw, line) for raw, line in words[1:]):
             return
+        if statement.head == "shift":
+            self._shift(statement)
+            return
         if statement.head in self.functions and self.depth < _DEPTH:
             self._call(statement)
             return
@@ -141,17 +145,32 @@ class _Flow:
 
     def _call(self, statement: Statement) -> None:
         """A function with its arguments."""
-        arguments = [word.text for raw, line in statement.words[1:] for word in expand(raw, line, self.shell)]
-        kept = {name: text for name, text in self.shell.scalars.items() if name.isdigit()}
-        self._positional({str(number): text for number, text in enumerate(arguments, 1)})
+        shell = self.shell
+        given = [word for raw, line in statement.words[1:] for word in expand(raw, line, shell)]
+        kept = {name: text for name, text in shell.scalars.items() if name.isdigit()}
+        outer = shell.arrays.get(ARGUMENTS)
+        shell.arrays[ARGUMENTS] = given
+        self._positional({str(number): word.text for number, word in enumerate(given, 1)})
         self.depth += 1
         self.block(self.functions[statement.head])
         self.depth -= 1
         self._positional(kept)
+        shell.arrays.pop(ARGUMENTS)
+        if outer is not None:
+            shell.arrays[ARGUMENTS] = outer
 
     def _positional(self, arguments: Mapping[str, str]) -> None:
         scalars = {name: text for name, text in self.shell.scalars.items() if not name.isdigit()}
         self.shell.scalars = {**scalars, **arguments}
+
+    def _shift(self, statement: Statement) -> None:
+        """``shift`` or ``shift 2``: the first arguments are gone, the others move up."""
+        shell, said = self.shell, statement.words[1][0] if len(statement.words) > 1 else "1"
+        gone = int(said) if said.isdecimal() else 1
+        if ARGUMENTS in shell.arrays:
+            shell.arrays[ARGUMENTS] = shell.arrays[ARGUMENTS][gone:]
+        left = {int(name) - gone: text for name, text in shell.scalars.items() if name.isdigit()}
+        self._positional({str(number): text for number, text in left.items() if number > 0})
 
     def _if(self, body: Sequence[Statement]) -> None:
         """The first branch whose condition holds; none is taken where one before it cannot be decided."""

@@ -105,6 +105,7 @@ def read_rest(run: Run, flat: Flat, source: Source) -> Run:
         architecture=str(flat.get(P + "model.path") or ""),
         algorithm="dapo" if filtered else "grpo",
         reference=any(kl),
+        old_policy=not _against_rollout(flat),
         mode=mode,
         staleness=max(stale, 1) if ahead or one_off else 0,
         devices=total,

@@ -121,6 +121,8 @@ class Slime:
     name: str = "slime"
     title: str = "slime"
     fields: tuple[Field, ...] = FIELDS
+    unscored: int = 1
+    """Updates of an rl_step up to which it leaves out the pass of the old policy by itself."""
 
     def adapt(self, run: Run, version: str) -> tuple[Run, tuple[Limitation, ...]]:
         """Megatron and SGLang only; fully asynchronous rollouts have no bound on staleness."""
@@ -255,7 +257,9 @@ class Slime:
             Setting("attention-softmax-in-fp32", True),
             Setting("attention-backend", "flash"),
             Setting("balance-data", True, "even tokens per data-parallel rank"),
-        ]
+            Setting("use-rollout-logprobs", run.old_policy is False and run.batch.updates > self.unscored,
+                    "the engine's log-probs serve: no pass of the old policy"),
+        ]  # fmt: skip
         if run.trainer.activation_recompute == "full":
             settings += [Setting("recompute-method", "uniform"), Setting("recompute-num-layers", 1)]
         if run.trainer.offload_optimizer:

@@ -60,7 +60,8 @@ ALSO_READ = frozenset(
         "advantage-estimator", "kl-loss-coef", "use-kl-loss", "kl-coef", "hf-checkpoint", "num-steps-per-rollout",
         "over-sampling-batch-size", "update-weights-interval", "no-offload-train", "rollout-function-path",
         "dynamic-sampling-filter-path", "balance-by-flops", "log-probs-max-tokens-per-gpu", CONCURRENCY,
-        "sglang-max-prefill-tokens", "sglang-attn-dp-size",
+        "sglang-max-prefill-tokens", "sglang-attn-dp-size", "use-rollout-logprobs", "get-mismatch-metrics",
+        "keep-old-actor",
     }
 )  # fmt: skip
 ARCHITECTURE = frozenset(
@@ -104,6 +105,17 @@ def read_settings(run: Run, flat: Flat) -> Run:
     return replace(run, batch=batch, trainer=trainer, rollout=rollout)
 
 
+_KEEPS_SCORING = ("get-mismatch-metrics", "keep-old-actor", "use-routing-replay")
+
+
+def _scores_old_policy(run: Run, flat: Flat) -> bool:
+    """Left out for the engine's log-probs, and since 0.3.0 where one update is all (megatron_utils/actor.py:461)."""
+    if flat.get("use-rollout-logprobs") and not flat.get("get-mismatch-metrics"):
+        return False
+    always = any(flat.get(key) for key in _KEEPS_SCORING) or bool(float(flat.get("kl-coef") or 0))
+    return always or run.batch.updates > 1 or flat["advantage-estimator"] not in ("grpo", "reinforce_plus_plus")
+
+
 def read_placement(run: Run, flat: Flat, source: Source) -> Run:
     """Devices, mode, algorithm, and what rules ask."""
     per_node = int(flat["actor-num-gpus-per-node"])
@@ -122,6 +134,7 @@ def read_placement(run: Run, flat: Flat, source: Source) -> Run:
         algorithm="ppo" if flat["advantage-estimator"] == "ppo" else "dapo" if flat.get(FILTER) else "grpo",
         # slime/ray/placement_group.py:178: the switch loads it, whatever the loss is multiplied with
         reference=bool(flat.get("use-kl-loss")) or bool(float(flat.get("kl-coef") or 0)),
+        old_policy=_scores_old_policy(run, flat),
         mode="async" if fully else mode_of_staleness(int(asynchronous), shares_devices=colocated),
         staleness=int(flat.get(BOUND) or 1) if fully else int(asynchronous),
         devices=total,

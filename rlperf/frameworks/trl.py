@@ -75,6 +75,8 @@ class Trl:
                     "`tools` are an argument of GRPOTrainer, no key: the launch is yours",
                 )
             )
+        if run.algorithm == "dapo":
+            lost.append(Limitation("dynamic sampling", "groups without a signal are trained on", "wasted samples"))
         micro = _microbatch(run)
         trainer = ours.having(backend=_trainer(ours, lost), microbatch=micro)
         if ours.token_budget and ours.packing is not False:
@@ -211,6 +213,8 @@ def _names(run: Run) -> list[Setting]:
 
 def _mode(run: Run) -> list[Setting]:
     settings = [Setting("use_vllm", True)]
+    if run.old_policy is False and run.batch.updates == 1:
+        settings.append(Setting("vllm_importance_sampling_correction", False, "else the old policy is scored"))
     settings.append(Setting("max_prompt_length", run.batch.max_prompt_tokens))
     settings.append(Setting("vllm_mode", "colocate" if run.traits.shares_devices else "server"))
     if run.trainer.lora_rank:
@@ -310,6 +314,7 @@ def _accelerate(run: Run, nodes: int, gpus: int) -> str:
 
 _ALSO_READ = frozenset(
     {
+        "vllm_importance_sampling_correction",
         "generation_batch_size", "use_vllm", "vllm_mode", "beta", "loss_type", "model_name_or_path",
         "use_peft", "num_iterations", "bf16", "dtype", "max_prompt_length",
     }
@@ -369,6 +374,9 @@ def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
         architecture=str(flat.get("model_name_or_path")),
         algorithm="dapo" if flat.get("loss_type") == "dapo" and source.keys.get("epsilon_high") else "grpo",
         reference=float(flat.get("beta") or 0) > 0,
+        # grpo_trainer.py:2561: one update alone, and no correction of the engine's log-probs, on by default
+        old_policy=bool(flat.get("use_vllm") and flat.get("vllm_importance_sampling_correction"))
+        or run.batch.updates > 1,
         mode=mode_of_staleness(0, shares_devices=colocated),
         staleness=0,
         devices=total,

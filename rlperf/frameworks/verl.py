@@ -384,6 +384,7 @@ class Verl:
             architecture=str(flat[M + "path"]),
             algorithm=algorithm_of(flat),
             reference=has_reference(flat),
+            old_policy=not flat.get("algorithm.rollout_correction.bypass_mode"),
             batch=read_batch(flat, run.batch, whole=not at_least(target.version, "0.9")),
             trainer=with_old_keys(flat, run.trainer),
             rollout=run.rollout.having(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.drafting import read_sglang, read_vllm
+from rlperf.frameworks.fields import TOKENS_PER_DEVICE
 from rlperf.frameworks.keytable import Flat
 from rlperf.frameworks.run import BatchFacts, Run, TrainerRun
-from rlperf.frameworks.verl_settings import A, G, M, R
+from rlperf.frameworks.verl_settings import REF, A, G, M, R
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, mode_of_staleness
 from rlperf.specs.pool import Offload
@@ -20,6 +22,7 @@ RECIPE_DEFAULTS = {
 }
 ALSO_READ = frozenset(
     {
+        "algorithm.rollout_correction.bypass_mode",
         "trainer.nnodes", "trainer.n_gpus_per_node", R + "nnodes", R + "n_gpus_per_node", "rollout.nnodes",
         "rollout.n_gpus_per_node", "algorithm.adv_estimator", A + "use_kl_loss", "algorithm.use_kl_in_reward",
         "trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "async_training.require_batches",
@@ -125,6 +128,14 @@ class VerlFacts:
     microbatch_twice: bool = False
     prefill_group: int | None = None
     hybrid_uncounted: bool = False
+    scoring_counted: bool | None = None
+    scoring_counted_twice: bool = False
+    reference_counted: bool | None = None
+    reference_budget: int | None = None
+    """Of the scoring passes: whether a count of samples is stated, for the old policy and for the reference, and the
+    tokens of a replica's microbatch of the reference where it is cut by them."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """Keys whose work is not counted, and how it differs."""
 
 
 def read_placement(flat: Flat, run: Run, source: Source) -> Run:
@@ -162,8 +173,29 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
             microbatch_of_all=of_all if isinstance(of_all, int) else None,
             prefill_group=1 + int(flat.get(R + "disaggregation.decode_replicas") or 1),
             microbatch_twice=None not in (of_all, flat.get(A + "ppo_micro_batch_size_per_gpu")),
+            **_scoring_facts(flat, run),
         ),
     )
+
+
+def _scoring_facts(flat: Flat, run: Run) -> dict[str, Any]:
+    """What rules ask of the two scoring passes: the reference's keys are its own, by default the actor's."""
+    counts = {section: [flat.get(f"{section}log_prob_micro_batch_size{end}") for end in ("", "_per_gpu")]
+              for section in (R, REF)}  # fmt: skip
+    budget = flat.get(REF + "log_prob_max_token_len_per_gpu") if flat.get(REF + "log_prob_use_dynamic_bsz") else None
+    scored, beside = has_reference(flat), []
+    for name in ("log_prob_max_token_len_per_gpu", "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"):
+        ours, theirs = flat.get(R + name), flat.get(REF + name)
+        used = name.endswith("dynamic_bsz") or bool(flat.get(REF + "log_prob_use_dynamic_bsz")) == ("token" in name)
+        if scored and used and theirs not in (None, ours):
+            beside.append((REF + name, f"the reference's pass is predicted with the rollout's {ours}"))
+    return {
+        "scoring_counted": any(count is not None for count in counts[R]),
+        "scoring_counted_twice": None not in counts[R],
+        "reference_counted": any(count is not None for count in counts[REF]) if scored else None,
+        "reference_budget": TOKENS_PER_DEVICE.read(budget, run) if scored and isinstance(budget, int) else None,
+        "beside": tuple(beside),
+    }
 
 
 def _mode(flat: Flat, own: str, recipe: bool, fully: bool, batch: BatchFacts) -> tuple[Mode, int, BatchFacts]:

@@ -16,6 +16,7 @@ from rlperf.frameworks.run import Run, TrainerRun
 A = "actor_rollout_ref.actor."
 R = "actor_rollout_ref.rollout."
 M = "actor_rollout_ref.model."
+REF = "actor_rollout_ref.ref."
 F = A + "fsdp_config."
 G = A + "megatron."
 T = G + "override_transformer_config."
@@ -79,17 +80,21 @@ def placement(run: Run, version: str) -> list[Setting]:
     nodes, gpus = _shape("trainer", run.trainer.devices, run.devices_per_node)
     own_nodes, own_gpus = _shape("rollout", run.rollout.devices, run.devices_per_node)
     settings = [Setting("trainer.nnodes", nodes), Setting("trainer.n_gpus_per_node", gpus)]
+    bypass = [
+        Setting("algorithm.rollout_correction.bypass_mode", not run.old_policy,
+                "the engine's log-probs serve: no old_log_prob pass"),
+        Setting(R + "calculate_log_probs", True),
+    ]  # fmt: skip
     if run.traits.shares_devices:
         # 0.4 refuses free_cache_engine with CUDA graphs (its engine sleeps all the same).
         free = at_least(version, "0.5") or run.rollout.cuda_graphs is False
         settings.append(Setting(R + "free_cache_engine", free, "engine sleeps while the trainer works"))
         if at_least(version, "0.9"):
             settings.append(Setting("trainer.v1.trainer_mode", "sync"))
-        return settings
+        return settings + (bypass if run.old_policy is False else [])
     settings += [
         Setting(R + "checkpoint_engine.backend", "nccl", "weight sync to a pool of its own"),
-        Setting("algorithm.rollout_correction.bypass_mode", True, "the engine's log-probs serve: no old_log_prob pass"),
-        Setting(R + "calculate_log_probs", True),
+        *bypass,
     ]
     staleness = max(run.staleness, 1)
     recipe = recipe_of(run, version)
@@ -248,19 +253,18 @@ def _degrees(trainer: TrainerRun) -> tuple[tuple[str, int], ...]:
 
 def scoring(run: Run, target: Target) -> list[Setting]:
     """The reference's forward pass takes the budgets of the actor's scoring pass, and its layout."""
-    ref = "actor_rollout_ref.ref."
     budget = run.trainer.scoring_token_budget
-    settings = [Setting(ref + "log_prob_use_dynamic_bsz", bool(budget))]
+    settings = [Setting(REF + "log_prob_use_dynamic_bsz", bool(budget))]
     if budget:
-        settings.append(Setting(ref + "log_prob_max_token_len_per_gpu", TOKENS_PER_DEVICE.write(budget, run)))
+        settings.append(Setting(REF + "log_prob_max_token_len_per_gpu", TOKENS_PER_DEVICE.write(budget, run)))
     else:
-        settings.append(Setting(ref + "log_prob_micro_batch_size_per_gpu", run.trainer.scoring_microbatch or 1))
+        settings.append(Setting(REF + "log_prob_micro_batch_size_per_gpu", run.trainer.scoring_microbatch or 1))
     if target.backend == "megatron":
-        settings += [Setting(f"{ref}megatron.{key}", size) for key, size in _degrees(run.trainer)]
-        settings.append(Setting(ref + "megatron.param_offload", bool(run.trainer.parked)))
+        settings += [Setting(f"{REF}megatron.{key}", size) for key, size in _degrees(run.trainer)]
+        settings.append(Setting(REF + "megatron.param_offload", bool(run.trainer.parked)))
         if run.trainer.virtual_pipeline > 1:
             chunks = run.trainer.virtual_pipeline
-            settings.append(Setting(ref + "megatron.virtual_pipeline_model_parallel_size", chunks))
+            settings.append(Setting(REF + "megatron.virtual_pipeline_model_parallel_size", chunks))
     return settings
 
 

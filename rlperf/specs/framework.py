@@ -210,6 +210,9 @@ class FrameworkFacts(Frozen):
     instead: dict[str, str] = Field({}, description="execution mode that it lacks -> what it has in its place")
     scoring_passes: str = Field(description="which forward passes score a batch, in words")
     old_log_prob_pass: str = Field(description="always, never, or when there are several optimizer steps per batch")
+    old_policy: dict[str, bool] = Field(
+        {}, description="execution mode, or all -> whether exported files have the old policy scored; absent: its rule"
+    )
     overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
     states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
     states_scoring: bool = Field(False, description="tokens of a scoring microbatch have a key of their own")

@@ -96,11 +96,14 @@ def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...
         return [
             Split(mode, r, t, own) for r in rollout or (most,) for t in trainer or (total,) if r <= most and t <= total
         ]
+    # tasks that share the devices leave some to each other
+    totals = _counts(context, total) if context.job.sharing == "devices" else (total,)
     return [
         Split(mode, r, t, own)
-        for r in rollout or _shares(total, context.cluster.devices_per_node)
-        for t in trainer or (total - r,)
-        if r >= 1 and t >= 1 and r + t <= total
+        for both in totals
+        for r in rollout or _shares(both, context.cluster.devices_per_node)
+        for t in trainer or (both - r,)
+        if r >= 1 and t >= 1 and r + t <= both
     ]
 
 

@@ -19,6 +19,7 @@ from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config
 from rlperf.plan.answer.prediction import _against_preemption
 from rlperf.plan.size import SizeRow, SizeTarget, Sizing
+from rlperf.report.plan_files import read_plan
 from rlperf.report.plan_text import paired_words
 from rlperf.report.workload import recording_summary
 from rlperf.specs.pool import PoolSpec
@@ -108,6 +109,21 @@ def test_a_launch_script_is_no_job(name: str, head: str, tmp_path: Path) -> None
     assert len(str(refused.value)) < 400 and "launch script" not in str(refused.value)
     with pytest.raises(rlperf.SpecError, match="no such file"):
         rlperf.plan_job(tmp_path / "missing.sh")
+
+
+def test_what_a_run_has_written_is_no_job_and_a_job_no_plan(tmp_path: Path) -> None:
+    for name, text in (
+        ("lengths.jsonl", '{"prompt_tokens": 5}\n{"prompt_tokens": 6}\n'),
+        ("run.log", "step:1 - a:2\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(rlperf.SpecError, match=rf"{name}: is what a run has written, no job \(`rlperf explain "):
+            rlperf.plan_job(tmp_path / name)
+    with pytest.raises(rlperf.SpecError, match="no such file"):
+        rlperf.plan_job(tmp_path / "missing.jsonl")
+    (tmp_path / "job.yaml").write_text("architecture: Qwen3-8B\ntasks: []\n")
+    with pytest.raises(rlperf.SpecError, match=r"job.yaml: is a job, no plan \(`rlperf plan "):
+        read_plan(tmp_path / "job.yaml")
 
 
 @pytest.mark.parametrize("gpu", ["a100_80gb", "A100 80GB", "a100_80g"])

@@ -27,6 +27,9 @@ def plan_yaml(plan: Plan) -> str:
 def read_plan(path: Path | str) -> Plan:
     """A plan from its file."""
     document = read_document(path)
+    if isinstance(document.data, dict) and {"architecture", "tasks"} & set(document.data):
+        hint = f"`rlperf plan {path} --out plan/` makes one, and `rlperf report plan/` its page"
+        raise SpecError(Problem("is a job, no plan", str(path), suggestion=hint))
     plan = plan_in(document) or validate(document, Plan)
     for index, phase in enumerate(plan.phases):
         said = phase.predicted

@@ -205,6 +205,8 @@ def read_document(path: Path | str) -> Document:
     return parse_document(read_text(path), str(path))
 
 
+RECORDS = (".jsonl", ".csv", ".tsv", ".parquet", ".log")
+"""Suffixes of what a run has written, which is no job."""
 SCRIPTS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")
 """Suffixes of what launches a framework, which is no job."""
 _COMMAND = re.compile(
@@ -214,7 +216,10 @@ _COMMAND = re.compile(
 
 
 def read_job_document(path: Path | str) -> Document:
-    """A job's or plan's file; a launch script is told apart by what it holds, and what reads it named."""
+    """A job's or plan's file; lengths, logs and launch scripts are told apart, and what reads them named."""
+    if Path(path).suffix in RECORDS and is_file(path):
+        hint = f"`rlperf explain {path}` reads a log, `rlperf plan --model ... --gpus ... --workload {path}` lengths"
+        raise SpecError(Problem("is what a run has written, no job", str(path), suggestion=hint))
     text = read_text(path)  # once: a pipe has it no second time
     launches = Path(path).suffix in SCRIPTS or _COMMAND.search(text) is not None
     try:

@@ -70,7 +70,7 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     'slime'
     """
     if isinstance(job, Mapping):
-        job, values = None, {**job, **values}
+        values, job = {**job, **values}, None
     if job is None and not values:
         raise SpecError("no job: name a file, give an object or a dict, or model=... and gpus=...")
     if job is None:

@@ -217,7 +217,7 @@ _COMMAND = re.compile(
 
 def read_job_document(path: Path | str) -> Document:
     """A job's or plan's file; lengths, logs and launch scripts are told apart, and what reads them named."""
-    if Path(path).suffix in RECORDS and is_file(path):
+    if Path(path).suffix in RECORDS and is_file(Path(path)):
         hint = f"`rlperf explain {path}` reads a log, `rlperf plan --model ... --gpus ... --workload {path}` lengths"
         raise SpecError(Problem("is what a run has written, no job", str(path), suggestion=hint))
     text = read_text(path)  # once: a pipe has it no second time

@@ -63,6 +63,24 @@ def test_a_choice_bounds_what_is_read_and_the_index_sees_all() -> None:
     assert reusing[0] == pytest.approx(reusing[1], rel=1e-9)  # an earlier layer has chosen
 
 
+def test_a_prompt_gathers_its_keys_and_may_compute_places_that_it_did_not_fill() -> None:
+    layer, replica = _layer("DeepSeek-V3.2", "Sparse"), _replica("DeepSeek-V3.2")
+
+    def seconds(queries: float, cache: str, **constants: float) -> float:
+        fit = TRUTH.model_copy(update={"phase": "context", "passes": 0.0, "fixed": 0.0, **constants})
+        hw = replace(H100, calibration=H100.calibration.model_copy(update={"sparse": (fit,)}))
+        here = replace(replica, hw=hw, kv_dtype=cache)
+        one, length = np.asarray(16384.0 / queries), np.asarray(queries)
+        return float(total(layer.prefill_operators(here, 1.0, one, length, length)))
+
+    plain = {"compute": 1e6, "index_compute": 1e6, "index_memory": 1e6, "index_fixed": 0.0, "per_choice": 0.0}
+    short, full = (seconds(256.0, "bf16", gather=1.0, padded=padded, **plain) for padded in (0.0, 1.0))
+    assert full == pytest.approx(seconds(2048.0, "bf16", gather=1.0, padded=1.0, **plain), rel=1e-4)
+    assert full == pytest.approx(short * 2048.0 / 128.5, rel=1e-3)  # 128.5 keys behind a query in the mean
+    assert full == pytest.approx(16384 * 2048 * 1152 / H100.device.memory_bandwidth, rel=1e-3)
+    assert seconds(256.0, "fp8", gather=1.0, padded=1.0, **plain) == pytest.approx(full / 2.0, rel=1e-3)
+
+
 def test_caches_of_new_kinds_by_hand() -> None:
     # GLM-5: latent 512 and rotary key 64 in 16 bits, index key of 128 in 8 bits with a scale of 4 bytes, 78 layers
     assert float(kv_bytes_per_token(_replica("GLM-5"))) == 78 * (2 * 576 + 128 + 4)

@@ -28,6 +28,8 @@ from rlperf.specs.profiles import load_architecture
 
 PULL = 0.02
 """Pull of a constant to its start, in units of the misfit: eight of them, some told by few rows."""
+GATHERED = ("sparse", "sparse_reusing", "compressed_sparse")
+"""Mixers whose queries choose keys one by one; whole blocks, and all keys, are read as they lie."""
 _TABLES = {"csa": "compressed_sparse", "hca": "compressed", "reusing": "sparse_reusing"}
 
 
@@ -57,8 +59,7 @@ def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None],
     gemm, cache = series.dtype.split("/")
     engine = load_engine_calibration(series.kernel).model_copy(update={"factors": ()})
     one, tokens = np.ones_like(heads), batch * query
-    # four-bit checkpoints leave attention in 16 bits
-    roles = Roles("bf16" if gemm == "nvfp4" else gemm, gemm, gemm)
+    roles = Roles(gemm, gemm, gemm)
     replica = Replica(layer.arch, hw, engine, roles, cache, layer.arch.heads / heads, one, one, one)
     products = [product_operator(replica, matrix, roles.projection, 1.0, tokens) for matrix in fuse(layer.matrices())]
     rest = total([*products, *layer.token_operators(replica, 1.0, tokens, tokens)])
@@ -79,7 +80,7 @@ def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None],
 def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) -> KernelFit:
     """Constants of one engine's modules of one mixer in one phase, all models and precisions together."""
     mixer, phase = mixer_of(modules[0])
-    kernel = modules[0].kernel
+    kernel, gathered = modules[0].kernel, mixer in GATHERED
     seconds = [module_seconds(one, hw) for one in modules]
     whole = modules[0]
     for one in modules[1:]:
@@ -91,6 +92,7 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
         return SparseFit.model_construct(
             kernel=kernel, mixer=mixer, phase=phase, fixed=p[0], compute=p[1], memory=p[2], passes=p[3],
             index_compute=p[4], index_memory=p[5], index_fixed=p[6], per_choice=p[7],
+            gather=p[8] if gathered else None, padded=p[9] if gathered else 0.0,
         )  # fmt: skip
 
     def all_seconds(fit: SparseFit, rows: BoolArray) -> FloatArray:
@@ -99,10 +101,11 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
     def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
         return all_seconds(build(p), rows)
 
-    bounds = Bounds.of(
+    ranges = (
         (1e-7, 2e-5, 1e-3), (0.02, 0.5, 1.2), (0.03, 0.6, BEST_READ), (0.01, 2.0, 100.0), (0.01, 0.4, 1.2),
-        (0.01, 0.4, BEST_READ), (1e-7, 1e-5, 1e-3), (1e-10, 1e-7, 1e-5), pull=PULL,
+        (0.01, 0.4, BEST_READ), (1e-7, 1e-5, 1e-3), (1e-10, 1e-7, 1e-5), (0.05, 1.0, 5.0), (0.01, 0.2, 1.0),
     )  # fmt: skip
+    bounds = Bounds.of(*ranges[: None if gathered else -2], pull=PULL)
     keys = {"batch": whole.shape["batch"], "model and precision": models}
     fitted = fit_with_left_out(predict, bounds, whole.measured_s, keys, left_out=check)
     p = fitted.parameters
@@ -111,6 +114,8 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
             "kernel": kernel, "mixer": mixer, "phase": phase, "fixed": microseconds(p[0]), "compute": digits(p[1]),
             "memory": digits(p[2]), "passes": digits(p[3]), "index_compute": digits(p[4]),
             "index_memory": digits(p[5]), "index_fixed": microseconds(p[6]), "per_choice": microseconds(p[7]),
+            "gather": digits(p[8]) if gathered and phase == "context" else None,
+            "padded": digits(p[9]) if gathered else 0.0,
             "quality": fitted.quality(whole.name),
         }
     )  # fmt: skip

@@ -84,8 +84,9 @@ def chosen_with(
 
     Notes
     -----
-    In prompts neighbouring queries read mostly the same keys, which then stand in the cache: ``fit.phase`` context has
-    no bytes for them. P_8 is the peak of fp8 (of 16 bits where a device has none), in which indices are scored.
+    In prompts neighbouring queries read mostly the same keys, which then stand in L2: there e_m of the keys is
+    ``fit.gather``, which may be above 1. P_8 is the peak of fp8 (of 16 bits where a device has none), in which indices
+    are scored.
     """
     q, s, c = as_float(queries), as_float(scored), as_float(read)
     bandwidth = device.memory_bandwidth
@@ -98,7 +99,7 @@ def chosen_with(
     n = as_float(choices)
     index = (index + np.where(n > 0, fit.index_fixed, 0.0) + n * fit.per_choice) * (work.index_flop > 0)
     compute_s = c * work.heads * work.pair_flop / (sheet_peak(device, "bf16") * fit.compute)
-    moved = c * work.key_bytes * (fit.phase == "generation")
-    attention = joined(compute_s, moved / (bandwidth * fit.memory), 2.0)
+    reached = fit.memory if fit.phase == "generation" else fit.gather or np.inf
+    attention = joined(compute_s, c * work.key_bytes / (bandwidth * reached), 2.0)
     passes = 2.0 * fit.passes * q * work.width / (bandwidth * fit.memory)
     return np.where(q > 0, fit.fixed + passes + index + attention, 0.0)

@@ -169,6 +169,11 @@ class SparseFit(Frozen):
     index_fixed: Seconds = Field(0.0, description="kernels of a choice, whatever its size")
     per_choice: Seconds = Field(0.0, description="of a choice, per query that sees more keys than it may read")
     passes: float = Field(0.0, ge=0.0, description="times that small passes move queries and outputs")
+    gather: PositiveFloat | None = Field(
+        None,
+        description="keys that queries of a prompt gather, as a share of the bandwidth (of L2: above 1); None: no time",
+    )
+    padded: float = Field(0.0, ge=0.0, le=1.0, description="share of the empty places of a choice that is computed too")
     timed_on: str | None = Field(
         None, description="relative whose kernels stand here, where this device has none of them"
     )

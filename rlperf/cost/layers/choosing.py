@@ -96,6 +96,8 @@ class Choosing(Softmax):
         work, fit = self.choice(replica), sparse_fit(replica.hw, self.table, phase, replica.engine.engine)
         each = 1.0 / self.ratio if self.ratio else 0.0
         scored, read, index_keys = pairs * each * (self.index_width > 0), seen * each + near, keys * each
+        if self.top:  # kernels that compute the list of every query to its end, what is not chosen included
+            read = read + fit.padded * np.maximum(queries * self.top * each - seen * each, 0.0)
         seconds = chosen_with(replica.hw.device, fit, work, queries, scored, read, index_keys, choices)
         flop = read * work.heads * work.pair_flop + scored * work.index_flop
         moved = index_keys * work.index_bytes + (read if phase == "generation" else index_keys) * work.key_bytes

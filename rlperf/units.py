@@ -190,6 +190,8 @@ def human_usd(value: float) -> str:
     return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
+_MOST_TOKENS = 2.0**53
+"""Above it a float does not tell whole numbers apart."""
 _TOKENS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|K|Ki)?\s*")
 
 
@@ -201,7 +203,7 @@ def token_count(text: str) -> int | None:
     """
     found = _TOKENS.fullmatch(text)
     count = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
-    return int(count) if count >= 1 and count == int(count) else None
+    return int(count) if 1 <= count <= _MOST_TOKENS and count == int(count) else None
 
 
 def human_risk(probability: float) -> str:

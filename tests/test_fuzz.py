@@ -9,12 +9,16 @@ from random import Random
 
 import pytest
 
+from rlperf.errors import SpecError
+from rlperf.ui.asked import PageForm
+from rlperf.units import token_count
+from studies.fuzz.beside import beside
 from studies.fuzz.harness import CLEAN, HangError, at_most, judged, nonsense, tried
 from studies.fuzz.mutate import mutated
 from studies.fuzz.targets import Target, targets
 
 INPUTS = 150
-CHEAP = [target for target in targets() if target.weight > 1 and "predicted" not in target.name]
+CHEAP = [target for target in (*targets(), *beside()) if target.weight > 1 and "predicted" not in target.name]
 
 
 @pytest.fixture
@@ -74,3 +78,13 @@ def test_the_harness_sees_what_it_is_for(here: Path) -> None:
         time.sleep(5)
     with pytest.raises(HangError), at_most(busy_s=0.2, still_s=60):
         any(False for _ in iter(lambda: 0, 1))
+
+
+@pytest.mark.parametrize("value", ["many", "[4]", 1e300, 2.5, True])
+def test_the_page_refuses_what_is_no_whole_number(value: object) -> None:
+    with pytest.raises(SpecError, match="is no whole number"):
+        PageForm(gpus=value).values()  # type: ignore[arg-type]
+
+
+def test_tokens_beyond_any_count_are_none() -> None:
+    assert token_count("9" * 400) is None

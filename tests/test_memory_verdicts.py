@@ -81,6 +81,20 @@ def test_lines_that_are_no_verdicts_are_named(tmp_path: Path) -> None:
     assert said["verdicts"][0]["probability"] == told.risks[0].probability
 
 
+@pytest.mark.parametrize("change", [{"framework": 4}, {"gpu": ["h100"]}, {"source": None}, {"note": 1.5}])
+def test_words_that_are_none_are_a_line_that_is_no_verdict(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    file.write_text(json.dumps(row(**change)))
+    with pytest.raises(SpecError, match="is no verdict") as found:
+        report(file)
+    assert found.value.problems[0].line == 1
+
+
+def test_devices_below_one_are_not_stated(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="not stated"):
+        probability(tmp_path, n_gpus=-8)
+
+
 def test_rows_of_one_source_are_on_one_side_of_the_split() -> None:
     sides = {
         source: {MemoryVerdict(str(n), f"{source}#L{n}", "", "", "", 1, {}, True, "", "", n).apart for n in range(3)}

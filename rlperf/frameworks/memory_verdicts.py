@@ -159,7 +159,7 @@ def report(path: Path) -> MemoryVerdictReport:
     for verdict in read_verdicts(path):
         try:
             risks.append(risk_of(verdict))
-        except (RlperfError, ValueError, KeyError, ZeroDivisionError) as error:
+        except (RlperfError, ValueError, KeyError, TypeError, ArithmeticError) as error:
             refused.append((verdict.id, str(error).splitlines()[0]))
     return MemoryVerdictReport(str(path), tuple(risks), tuple(refused))
 
@@ -173,11 +173,13 @@ def read_verdicts(path: Path) -> Iterable[MemoryVerdict]:
     for number, text in enumerate(lines, 1):
         try:
             row = json.loads(text)
+            words = {name: row[name] for name in ("id", "source", "framework", "model", "gpu", "phase", "note")}
+            if wrong := [name for name, value in words.items() if not isinstance(value, str)]:
+                raise ValueError(f"{', '.join(wrong)}: no text")
             count = row["n_gpus"]
             yield MemoryVerdict(
-                id=row["id"], source=row["source"], framework=row["framework"], model=row["model"], gpu=row["gpu"],
-                devices=count if isinstance(count, int) else 0, config=dict(row["config"]),
-                ran_out=row["verdict"] == "oom", phase=row["phase"], note=row["note"], line=number,
+                **words, devices=count if isinstance(count, int) else 0, config=dict(row["config"]),
+                ran_out=row["verdict"] == "oom", line=number,
             )  # fmt: skip
         except (ValueError, KeyError, TypeError) as error:
             raise SpecError(Problem(f"is no verdict: {error}", str(path), number)) from None
@@ -192,7 +194,7 @@ def risk_of(verdict: MemoryVerdict) -> Risk:
     """
     if "do not score" in verdict.note:
         raise SpecError("its source cannot tell host from device memory")
-    if not verdict.devices:
+    if verdict.devices < 1:
         raise SpecError("the number of devices is not stated")
     if "seq_len" in verdict.config:
         return _fine_tuning(verdict)

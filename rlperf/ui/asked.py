@@ -15,6 +15,7 @@ from rlperf.api import plan_job, sweep_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import losses, plan_texts
 from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.frameworks.run import as_type
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.question.words import layout_words
@@ -65,7 +66,7 @@ class PageForm:
         if not self.model:
             raise SpecError("no model: name one, or a job file")
         given = {name: value for name, value in vars(self).items() if name != "file" and value not in (None, "")}
-        return {name: int(value) if name in NUMBERS else value for name, value in given.items()}
+        return {name: _whole(name, value) if name in NUMBERS else str(value) for name, value in given.items()}
 
     @property
     def folder(self) -> Path:
@@ -81,6 +82,14 @@ class PageForm:
         self.prompts, self.group = moved["prompts"], moved["group"]
         self.mini_batch = self.prompts // asked.updates if asked.updates > 1 else None
         self.max_response, self.gpus = str(moved["max_response"]), moved["nodes"] * asked.devices_per_node
+
+
+def _whole(name: str, value: object) -> int:
+    """A whole number of the form, from a widget that knows no other than floats."""
+    number = as_type(value, int)
+    if isinstance(value, bool) or not number[1]:
+        raise SpecError(f"{name.replace('_', ' ')}: {value!r} is no whole number")
+    return int(number[0])
 
 
 def choices() -> dict[str, tuple[str, ...]]:

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from rlperf.errors import RlperfError
+from studies.fuzz.beside import beside
 from studies.fuzz.mutate import mutated
 from studies.fuzz.targets import RefusedError, Target, TracebackError, plain, targets
 
@@ -62,7 +63,9 @@ def at_most(busy_s: float, still_s: float) -> Iterator[None]:
 @cache
 def _drawn() -> tuple[Target, ...]:
     """Targets as often as they are to be drawn; those of weight 1 are whole commands and audits, which take long."""
-    return tuple(target for target in targets() for _ in range(target.weight * (3 if target.weight > 1 else 1)))
+    return tuple(
+        target for target in (*targets(), *beside()) for _ in range(target.weight * (3 if target.weight > 1 else 1))
+    )
 
 
 def place(error: BaseException) -> str:
@@ -139,7 +142,7 @@ def tried(seed: int, index: int, folder: Path) -> Verdict:
 def sound(folder: Path) -> list[Verdict]:
     """Every target with its own files as they are: all must be answered, or mutating them means nothing."""
     found = []
-    for target in targets():
+    for target in (*targets(), *beside()):
         if folder.exists():
             shutil.rmtree(folder)
         for name, content in target.files.items():

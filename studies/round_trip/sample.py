@@ -16,6 +16,8 @@ CLUSTERS = ("dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200")
 ENGINES = ("vllm", "sglang")
 CRITICS = ("verl", "openrlhf", "areal")
 """Frameworks that train one."""
+SCORES_OR_NOT = ("verl", "areal", "rlinf")
+"""Frameworks with a key for either: that the old policy is scored, and that it is not."""
 
 
 def sampled(framework: str, random: Random, *, few: bool = False) -> Job:
@@ -39,6 +41,8 @@ def sampled(framework: str, random: Random, *, few: bool = False) -> Job:
     }  # fmt: skip
     if random.random() < 0.2:
         job["reference"] = random.random() < 0.5
+    if framework in SCORES_OR_NOT and random.random() < 0.3:
+        job["old_policy"] = random.random() < 0.5
     if random.random() < 0.2:
         job["trainer_backends"] = list(facts.backends)
     return Job.model_validate(job)

@@ -59,8 +59,13 @@ class Compared:
 
     @property
     def words(self) -> str:
-        """``rollout: measured 93 s, predicted 81.2 s (it took 1.15 times that)``."""
-        said = f"{self.stage.replace('_', ' ')}: measured {human_seconds(self.measured_s)}, "
+        """``rollout: measured 93 s, predicted 81.2 s (it took 1.15 times that)``.
+
+        >>> Compared("rl_step", 60.0, None).words, Compared("weight_sync", 2.0, 1.0).words[:11]
+        ('rl_step: measured 1 min 0 s, not predicted', 'weight sync')
+        """
+        named = self.stage if self.stage == "rl_step" else self.stage.replace("_", " ")
+        said = f"{named}: measured {human_seconds(self.measured_s)}, "
         if self.predicted_s is None:
             return said + "not predicted"
         ratio = f" (it took {self.measured_s / self.predicted_s:.2f} times that)" if self.predicted_s > 0 else ""

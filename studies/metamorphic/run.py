@@ -29,6 +29,9 @@ TOLERANCE = 1e-3
 EXACT = 1e-9
 """The same where both ask the same question in other words."""
 
+IN_VAIN = 30
+"""First jobs in a row that nothing fits: the rule then asks for what cannot be, and would be tried for ever."""
+
 Data = dict[str, Any]
 Change = Callable[[Hardware], Hardware]
 
@@ -287,8 +290,13 @@ RULES: tuple[Callable[[Random], Pair], ...] = (
 def pairs(
     count: int, seed: int = 0, rules: tuple[Callable[[Random], Pair], ...] = RULES
 ) -> Iterator[tuple[Pair, float]]:
-    """So many pairs whose first can be planned, and by how much the second is worse; ``rules`` in turn."""
-    made = tried = 0
+    """So many pairs whose first can be planned, and by how much the second is worse; ``rules`` in turn.
+
+    Raises
+    ------
+    AssertionError : a plan ended with an error, or `IN_VAIN` first jobs of a rule in a row have no plan
+    """
+    made = tried = vain = 0
     while made < count:
         random, tried = Random(seed * 1_000_003 + tried), tried + 1
         pair = rules[made % len(rules)](random)
@@ -296,9 +304,15 @@ def pairs(
             excess = pair.excess
         except RlperfError as error:
             raise AssertionError(f"{pair}: {error}") from error
-        if excess is not None:
-            made += 1
-            yield pair, excess
+        if excess is None:
+            vain += 1
+            if vain == IN_VAIN:
+                raise AssertionError(
+                    f"{pair.rule}: none of {IN_VAIN} first jobs in a row can be planned, at last {pair}"
+                )
+            continue
+        made, vain = made + 1, 0
+        yield pair, excess
 
 
 def report(count: int, rules: tuple[Callable[[Random], Pair], ...], says: str | None) -> None:

@@ -29,8 +29,9 @@ from rlperf.report.plan_text import markdown
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step import rollout_stage
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.rollout_stage import telling_replicas
 from rlperf.sim.rl_step.uncertainty import log_sigma
+from rlperf.sim.rollout import routing
+from rlperf.sim.rollout.routing import telling_replicas
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Job
@@ -205,8 +206,8 @@ def test_of_a_large_rl_step_some_replicas_tell_the_makespan(monkeypatch: pytest.
     whole = Judge(context, asked).evaluate(demand, configuration)
     assert {len(result.timelines) for result in whole.rollouts} == {16}
     monkeypatch.setattr(rollout_stage, "_SERVED", Remembered())
-    monkeypatch.setattr(rollout_stage, "SIMULATED_WHOLE", 2048)
-    monkeypatch.setattr(rollout_stage, "SIMULATED", 1024)
+    monkeypatch.setattr(routing, "SIMULATED_WHOLE", 2048)
+    monkeypatch.setattr(routing, "SIMULATED", 1024)
     part = Judge(context, asked).evaluate(demand, configuration)
     assert max(len(result.timelines) for result in part.rollouts) <= 5
     assert part.rl_step_s == pytest.approx(whole.rl_step_s, rel=0.01)

@@ -21,11 +21,12 @@ from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
 from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
 from rlperf.sim.rollout.apart import Apart, simulate_apart
-from rlperf.sim.rollout.closed_form import StepCensus, take_census
+from rlperf.sim.rollout.closed_form import UNIT, StepCensus, take_census
 from rlperf.sim.rollout.lent import AT, joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
+from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
-from rlperf.sim.rollout.routing import route
+from rlperf.sim.rollout.routing import route, telling_replicas
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.pool import Settings
@@ -36,11 +37,6 @@ HEAVIEST = 1
 """Replicas with the most tokens whose engine_steps the closed form counts, beside that of the longest trajectory."""
 POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
 """rl_steps simulated under partial rollouts, and how many of them fill the buffer first."""
-SIMULATED_WHOLE, SIMULATED, FEWEST = 32_768, 8_192, 3
-"""Trajectories of an rl_step up to which every replica is simulated, about how many of a larger one are, and the least
-number of replicas."""
-MANY_REPLICAS = 512
-"""Replicas of an rl_step that are simulated at most, however few trajectories each has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +83,14 @@ class Counted:
     Attributes
     ----------
     batches : rl_steps whose requests are under way at once
-    censuses : engine_steps by number of replicas and concurrency: of those replicas of each table that may be last
+    censuses : engine_steps by replicas, concurrency and pace: of those replicas of each table that may be last
     """
 
     demand: Demand
     batches: int = 1
     costs: Tabulated = field(default_factory=dict)
-    censuses: dict[tuple[int, int], list[list[StepCensus]]] = field(default_factory=dict)
-    _slowest: dict[int, list[list[Trajectories]]] = field(default_factory=dict)
+    censuses: dict[tuple[int, int, float], list[list[StepCensus]]] = field(default_factory=dict)
+    _slowest: dict[tuple[int, float], list[list[Trajectories]]] = field(default_factory=dict)
 
     @cached_property
     def flow(self) -> Flow:
@@ -109,14 +105,27 @@ class Counted:
             part for table in tables for part in generation_batches(Trajectories.from_table(table), self.demand.batch)
         ]
 
-    def census(self, replicas: int, concurrency: int, limits: EngineLimits) -> list[list[StepCensus]]:
-        """Engine_steps at a concurrency; a cache that binds counts as one."""
-        key = (replicas, concurrency)
+    def census(
+        self, replicas: int, concurrency: int, limits: EngineLimits, cost: EngineStepCost
+    ) -> list[list[StepCensus]]:
+        """Engine_steps at a concurrency; a cache that binds counts as one.
+
+        Who waits for an environment runs beside others the sooner engine_steps are: of several turns they are counted
+        at the pace of ``cost``, to a half octave, and of one at any.
+        """
+        paced, options = UNIT, PLAIN
+        if not all(table.single_turn for table in self.tables):
+            s = float(cost.decode_s(float(concurrency), concurrency * self.flow.context))
+            paced = replace(UNIT, host_s=float(2.0 ** (np.round(2.0 * np.log2(s)) / 2.0)))
+            options = EngineOptions(trajectories=self.demand.batch.under_way(replicas))
+        key = (replicas, concurrency, paced.host_s)
         if key not in self.censuses:
             bound = replace(limits, kv_tokens=np.inf, max_running=concurrency)
-            if replicas not in self._slowest:
-                self._slowest[replicas] = [_slowest_replicas(table, replicas) for table in self.tables]
-            self.censuses[key] = [[take_census(each, bound) for each in part] for part in self._slowest[replicas]]
+            last = (replicas, paced.host_s)
+            if last not in self._slowest:
+                self._slowest[last] = [_slowest_replicas(table, *last) for table in self.tables]
+            count = partial(take_census, limits=bound, cost=paced, options=options)
+            self.censuses[key] = [[count(each) for each in part] for part in self._slowest[last]]
         return self.censuses[key]
 
     def bound(self, limits: EngineLimits, replicas: int) -> EngineLimits:
@@ -205,7 +214,7 @@ def counted_seconds(
         points = _concurrency(limits, counted.tables, replicas, flow.context)
         for concurrency, _ in points:
             if (engine, concurrency) not in known:
-                census = counted.census(replicas, concurrency, limits)
+                census = counted.census(replicas, concurrency, limits, costs[engine])
                 each = [max(float(c.makespan_s(costs[engine])) for c in censuses) for censuses in census]
                 known[engine, concurrency] = float(np.mean(each))
         makespan[position] = demand.batch.rounds * sum(
@@ -235,39 +244,20 @@ def _concurrency(
     return ((low, 1.0 - upper), (high, upper))
 
 
-def _slowest_replicas(table: Trajectories, replicas: int) -> list[Trajectories]:
-    """What the replicas that may be the slowest serve: those with the most tokens, and the longest trajectory."""
+def _slowest_replicas(table: Trajectories, replicas: int, pace_s: float) -> list[Trajectories]:
+    """What the replicas that may be the slowest serve: those with the most work, and the longest trajectory.
+
+    Work is tokens at ``pace_s`` each, and the time of environments between turns.
+    """
     chosen = route(table, "round_robin", np.ones(replicas))
-    tokens = np.bincount(chosen, table.generated_tokens, replicas)
-    heavy = np.argsort(-tokens, kind="stable")[:HEAVIEST]
-    slowest = {*heavy.tolist(), int(chosen[int(np.argmax(table.generated_tokens))])}
-    return [table.take(np.flatnonzero(chosen == r)) for r in sorted(slowest) if tokens[r] > 0]
+    alone = table.generated_tokens * pace_s + np.add.reduceat(table.tool_latency_s, table.offsets[:-1])
+    work = np.bincount(chosen, alone, replicas)
+    heavy = np.argsort(-work, kind="stable")[:HEAVIEST]
+    slowest = {*heavy.tolist(), int(chosen[int(np.argmax(alone))])}
+    return [table.take(np.flatnonzero(chosen == r)) for r in sorted(slowest) if work[r] > 0]
 
 
 # -- event by event -----------------------------------------------------------------------------------------------
-
-
-def telling_replicas(trajectories: Trajectories, replicas: int) -> IntArray:
-    """Replicas that are simulated, in order: all, or of a large rl_step those that tell how long it takes.
-
-    Many requests per replica make replicas alike; the makespan is that of the fullest or of the longest response. Half
-    of those kept are the fullest, and the one with the longest response; the others stand evenly between fullest and
-    emptiest, so that idle time is not that of the fullest alone.
-
-    >>> telling_replicas(Trajectories.of(1, [5, 1, 2, 3]), 2).tolist()
-    [0, 1]
-    """
-    n = len(trajectories)
-    by_tokens = replicas if n <= SIMULATED_WHOLE else max(SIMULATED * replicas // n, FEWEST)
-    count = min(by_tokens, MANY_REPLICAS)
-    if count >= replicas:
-        return np.arange(replicas)
-    chosen, tokens = route(trajectories, "round_robin", np.ones(replicas)), trajectories.generated_tokens
-    fullest = np.argsort(-np.bincount(chosen, tokens, replicas), kind="stable")
-    longest = chosen[int(np.argmax(tokens))]
-    evenly = fullest[np.linspace(0, replicas - 1, count - count // 2 + 1).round().astype(np.int64)]
-    wanted = [*fullest[: count // 2].tolist(), int(longest), *evenly[1:].tolist()]
-    return np.array(sorted(set(wanted)), dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 Which requests share an engine_step depends on lengths and limits, not on seconds, as long as nothing happens at a
 given time (no tools, all trajectories there from the start). So one count of engine_steps per workload and limits
 (`StepCensus`) gives the makespan of any number of layouts by a matrix product, exactly. With tools or arrivals the
-count holds for the cost it was taken with and is an approximation for others.
+count holds for the cost it was taken with and is an approximation for others, so that it is taken at their pace.
 """
 
 from __future__ import annotations

@@ -16,6 +16,12 @@ static_group: whole groups in equal contiguous shares (verl's and NeMo-RL's spli
 least_loaded: trajectories wait centrally; the replica with the fewest outstanding ones and a free place takes the next.
 prefix_aware: whole groups, each to the replica with the least prompt and mean response tokens per unit of speed."""
 
+SIMULATED_WHOLE, SIMULATED, FEWEST = 32_768, 8_192, 3
+"""Trajectories of an rl_step up to which every replica is simulated, about how many of a larger one are, and the least
+number of replicas."""
+MANY_REPLICAS = 512
+"""Replicas of an rl_step that are simulated at most, however few trajectories each has."""
+
 
 def route(trajectories: Trajectories, routing: Routing, speed: FloatArray) -> IntArray:
     """Replica of each trajectory ``[trajectories]``, for the routings that decide beforehand.
@@ -51,3 +57,26 @@ def route(trajectories: Trajectories, routing: Routing, speed: FloatArray) -> In
 def suggestion(routing: str) -> str | None:
     """The routing that was probably meant."""
     return did_you_mean(routing, get_args(Routing))
+
+
+def telling_replicas(trajectories: Trajectories, replicas: int) -> IntArray:
+    """Replicas that are simulated, in order: all, or of a large rl_step those that tell how long it takes.
+
+    Many requests per replica make replicas alike; the makespan is that of the fullest or of the longest response. Half
+    of those kept are the fullest, and the one with the longest response; the others stand evenly between fullest and
+    emptiest, so that idle time is not that of the fullest alone.
+
+    >>> telling_replicas(Trajectories.of(1, [5, 1, 2, 3]), 2).tolist()
+    [0, 1]
+    """
+    n = len(trajectories)
+    by_tokens = replicas if n <= SIMULATED_WHOLE else max(SIMULATED * replicas // n, FEWEST)
+    count = min(by_tokens, MANY_REPLICAS)
+    if count >= replicas:
+        return np.arange(replicas)
+    chosen, tokens = route(trajectories, "round_robin", np.ones(replicas)), trajectories.generated_tokens
+    fullest = np.argsort(-np.bincount(chosen, tokens, replicas), kind="stable")
+    longest = chosen[int(np.argmax(tokens))]
+    evenly = fullest[np.linspace(0, replicas - 1, count - count // 2 + 1).round().astype(np.int64)]
+    wanted = [*fullest[: count // 2].tolist(), int(longest), *evenly[1:].tolist()]
+    return np.array(sorted(set(wanted)), dtype=np.int64)

@@ -1,0 +1,87 @@
+"""Techniques as the planner decides them: its closed form is the events, and what it finds open is the best pinned."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.planner import plan_job
+from rlperf.plan.question.context import resolve
+from rlperf.plan.search.rollout_columns import rollout_columns
+from rlperf.plan.search.screen import screen
+from rlperf.sim.rl_step.rollout_stage import SCREENED_RL_STEPS
+from rlperf.specs.job import Job
+
+from .quick import slow_but
+
+TRAINER = {"role": "trainer", "layout": {"tensor_parallel": 2, "context_parallel": 1, "pipeline_parallel": 1}}
+
+
+def job_of(settings: dict[str, Any], layout: dict[str, Any] | None = None, **changes: Any) -> Job:
+    """A job on one node with little open beside ``settings`` and ``layout`` of its rollout."""
+    task = {"name": "t", "workload": "math", "prompts_per_step": 32, "group_size": 8, "max_prompt_tokens": 4096,
+            "max_response_tokens": 4096, **changes.pop("task", {})}  # fmt: skip
+    pool = {"role": "rollout", "layout": layout or {"tensor_parallel": 1},
+            "settings": {"max_running": 64, "memory_fraction": 0.8, **settings}}  # fmt: skip
+    base = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "framework": "verl", "modes": ["colocated"],
+            "tasks": [task], "pools": [pool, TRAINER]}  # fmt: skip
+    return Job.model_validate({**base, **changes})
+
+
+SEARCHING = {"workload": "searching"}
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {  # what, of the task, how far the two may differ
+    "fp8": ({"rollout_dtype": "fp8", "kv_dtype": "fp8"}, {}, 0.01),
+    "drafts": ({"speculation": "eagle3:3"}, {}, 0.01),
+    "environments of one turn": ({}, {"max_trajectories": 128}, 0.01),
+    "turns": ({}, SEARCHING, 0.03),
+    "few environments": ({}, {**SEARCHING, "max_trajectories": 32}, 0.03),
+    "environments": ({}, {**SEARCHING, "max_trajectories": 64}, 0.03),
+    "more environments": ({}, {**SEARCHING, "max_trajectories": 64, "prompts_per_step": 64}, 0.03),
+    "turns without a prefix cache": ({"prefix_caching": False}, SEARCHING, 0.03),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(FORMS, "fp8", "few environments"))
+def test_closed_form_is_the_events(name: str) -> None:
+    settings, task, tolerance = FORMS[name]
+    context = resolve(job_of(settings, task=task))
+    asked = context.tasks[0]
+    demand = asked.source.demand(asked.batches[0], None, 0)
+    found = screen(context, asked, (demand,), keep=1)
+    judged = Judge(context, asked).evaluate(demand, found.configurations[0])
+    columns = rollout_columns(context, asked.architecture, demand, 8)
+    (closed,) = columns.makespan_s[columns.flags == 0]
+    events = judged.rollout.makespan_s[:SCREENED_RL_STEPS]
+    assert float(closed) == pytest.approx(float(events.mean()), rel=tolerance)
+
+
+OPEN: dict[str, tuple[dict[str, Any], dict[str, list[Any]], dict[str, list[Any]]]] = {  # job, settings, layout
+    "cache and drafts": ({}, {"kv_dtype": ["bf16", "fp8"], "speculation": ["none", "eagle3:3"]}, {}),
+    "weights and cache": ({}, {"rollout_dtype": ["bf16", "fp8"], "kv_dtype": ["bf16", "fp8"]}, {}),
+    "prefix cache": ({"task": SEARCHING}, {"prefix_caching": [True, False]}, {}),
+    "attention apart": (
+        {"architecture": "Qwen3-30B-A3B", "framework": "slime", "engine": "sglang"},
+        {}, {"attention_data_parallel": [1, 2, 4], "expert_parallel": [1, 4]},
+    ),
+    "environments and width": ({"task": {**SEARCHING, "max_trajectories": 64}}, {}, {"tensor_parallel": [1, 2, 4]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_but(OPEN))
+def test_the_program_chooses_as_brute_force_does(name: str) -> None:
+    """Every combination pinned in turn: the best of them is what is found where all are open."""
+    changes, settings, layout = OPEN[name]
+    fixed = {"tensor_parallel": 4} if name == "attention apart" else {}
+
+    def takes(own: dict[str, Any], laid: dict[str, Any]) -> float:
+        return plan_job(resolve(job_of(own, {"tensor_parallel": 1, **fixed, **laid}, **changes))).objective
+
+    names = [*settings, *layout]
+    pinned = []
+    for values in product(*settings.values(), *layout.values()):
+        chosen = dict(zip(names, values, strict=True))
+        pinned.append(takes({k: chosen[k] for k in settings}, {k: chosen[k] for k in layout}))
+    assert takes(settings, layout) == pytest.approx(min(pinned), rel=1e-6)

@@ -22,7 +22,8 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import ref
 from rlperf.plan.compare import Side, compare_sides
 from rlperf.plan.judge.decisions import Report, within
-from rlperf.sim.rl_step.uncertainty import drafted_sigma
+from rlperf.sim.rl_step.stages import STAGES
+from rlperf.sim.rl_step.uncertainty import drafted_sigma, log_sigma
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95
 from rlperf.specs.job import Job
@@ -81,7 +82,8 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "fp8 rollouts", "rollout", lambda _: {ROLLOUT + "rollout_dtype": "fp8"}, "rollout.rollout_dtype",
-        "fp8 kernels and served rows", "weights are converted at every sync at the rate of memory",
+        "fp8 kernels and served rows; three published rollouts",
+        "weights are converted at every sync at the rate of memory",
     ),
     Technique(
         "nvfp4 rollouts", "rollout", lambda _: {ROLLOUT + "rollout_dtype": "nvfp4"}, "rollout.rollout_dtype",
@@ -96,9 +98,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         "fp8 kernels and training steps of Megatron", "RL trainers as pre-training ones",
     ),
     Technique(
-        "partial rollouts", "rollout", lambda _: {"tasks.*.over_provision": 1.25, "limits.staleness": 1},
+        "partial rollouts", "rollout", lambda _: {"tasks.*.over_provision": 2.0, "limits.staleness": 1},
         "batch.over_provision",
-        "the mechanism, by events", "what continues later keeps its tokens",
+        "events; one published range (APRIL)", "what goes on in the next rl_step is read anew",
     ),
     Technique(
         "prefill apart from decode", "rollout", lambda _: {ROLLOUT + "prefill_replicas": [1, 2, 4, 8]},
@@ -111,7 +113,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "and the trainer's devices lent", "rl_step",
-        lambda _: {"modes": ["one_step_off"], "limits.staleness": 1, ROLLOUT + "borrows": [False, True]},
+        lambda _: {"modes": ["one_step_off"], "limits.staleness": 1, ROLLOUT + "borrows": True},
         "rollout.borrows", "nothing: kernels and engines, as in serving",
         "what moves is read again; engines wake with the trainer's weights as colocated ones",
     ),
@@ -246,7 +248,7 @@ def _gain(technique: Technique, base: Job, first: Side, judged: Callable[[Job], 
     except SpecError as error:
         return replace(row, said=str(error).splitlines()[0])
     step = compare_sides(first, side).step
-    spread = drafted_sigma(side.evaluation.cost, side.evaluation.seconds)
+    spread = float(np.hypot(drafted_sigma(side.evaluation.cost, side.evaluation.seconds), _moved_sigma(first, side)))
     low, high = (_widened(step.ratio, end, spread) for end in (step.low, step.high))
     before, after = first.evaluation, side.evaluation
     signs = -1.0 if technique.usual else 1.0
@@ -269,9 +271,21 @@ def _lag(fields: Fields) -> str:
 
 
 def _widened(ratio: float, end: float, spread: float) -> float:
-    """An end of an interval with what acceptance of drafts adds, which differs between models."""
+    """An end of an interval with what it does not hold: acceptance of drafts, the rate at which records move."""
     width = float(np.hypot(np.log(end / ratio), Z95 * spread))
     return ratio * float(np.exp(np.copysign(width, end - ratio)))
+
+
+def _moved_sigma(first: Side, side: Side) -> float:
+    """What the controller's rate adds where a technique moves more with the batch, or less; at most all of it [1]."""
+    rate = side.evaluation.stack.framework.controller_rate.provenance
+    seconds = side.evaluation.seconds
+    more_s = _mean(seconds.data_movement_s) - _mean(first.evaluation.seconds.data_movement_s)
+    return abs(more_s) / _mean(seconds.rl_step_s) * float(log_sigma(rate.low, rate.high))
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.mean(values))
 
 
 def _engine(side: Side) -> np.ndarray:
@@ -283,14 +297,30 @@ def _said(technique: Technique, first: Side, side: Side, ratio: float) -> str:
     """What was chosen; of what does not pay, what is in its way."""
     if technique.usual:
         return "on already"
-    chosen, words = side.evaluation.configuration.pool("rollout").settings, ""
-    if technique.key == "rollout.speculation" and chosen.speculation not in (None, NONE):
-        words = str(chosen.speculation)
+    words, replicas = "", side.evaluation.replicas
+    if (drafts := _drafts_of(side)) != _drafts_of(first):
+        words = str(drafts)
     if technique.key == "rollout.prefill_replicas":
-        words = f"{side.evaluation.replicas.readers} of {side.evaluation.replicas.count} replicas read"
-    if ratio < 1.0 - SMALL or technique.stage == "rl_step":
-        return words or ""
-    return ", ".join(part for part in (words, _in_the_way(technique, first)) if part)
+        words = f"{replicas.readers} of {replicas.count} replicas read"
+    if technique.key == "rollout.borrows":
+        words = f"{replicas.lent} engines on the trainer's devices"
+    if ratio < 1.0 - SMALL:
+        return words
+    why = _grown(first, side) if ratio > 1.0 + SMALL else ""
+    if technique.stage != "rl_step":
+        why = why or _in_the_way(technique, first)
+    return ", ".join(part for part in (words, why) if part)
+
+
+def _drafts_of(side: Side) -> str:
+    return side.evaluation.configuration.pool("rollout").settings.speculation or NONE
+
+
+def _grown(first: Side, side: Side) -> str:
+    """The stage that a technique makes longer by most, of one that costs more than it spares."""
+    then, now = ({name: _mean(getattr(each.evaluation.seconds, name)) for name in STAGES} for each in (first, side))
+    longer = max(STAGES, key=lambda name: now[name] - then[name])
+    return f"{longer.removesuffix('_s').replace('_', ' ')} {human_seconds(now[longer] - then[longer])} longer"
 
 
 def _in_the_way(technique: Technique, side: Side) -> str:

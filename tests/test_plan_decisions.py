@@ -267,21 +267,6 @@ def degrees(plan: Plan) -> int:
     )
 
 
-def test_partial_rollouts_are_opened_by_the_user_and_take_the_tail_away(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"state limits\.staleness"):
-        plan_job(job(tasks=[{**TASK, "over_provision": [1, 1.5]}]))
-    task = {**TASK, "workload": str(drifting(tmp_path / "tail", 150, 150))}
-    limits = {"staleness": 1}
-    plain = plan_job(job(tasks=[task], limits=limits))
-    opened = plan_job(job(tasks=[{**task, "over_provision": [1, 1.5]}], limits=limits))
-    forced = plan_job(job(tasks=[{**task, "over_provision": 1.5}], limits=limits))
-    assert forced.phases[0].settings.over_provision == 1.5
-    assert forced.phases[0].predicted.stages_s.rollout < 0.9 * plain.phases[0].predicted.stages_s.rollout
-    assert opened.objective <= min(plain.objective, forced.objective) * (1 + 1e-3)
-    with pytest.raises(ValueError, match="ratio of at least 1"):
-        job(tasks=[{**TASK, "over_provision": 0.5}])
-
-
 def test_groups_of_rl_steps_that_are_alike_are_screened_and_judged_once() -> None:
     question = ask(job(horizon={"rl_steps": 30, "group": 10}))
     decisions = decide(question.context, question.facts, lambda _share, _text: None)

@@ -11,7 +11,8 @@ from rlperf.errors import SpecError
 class Dtype:
     """Bytes of one value as weight, as activation and as output, and the peak its matrix products run at.
 
-    ``stand_ins`` are the dtypes whose fitted constants serve where this one has none, nearest first.
+    ``stand_ins`` are the dtypes whose fitted constants serve where this one has none, nearest first; ``unit`` is the
+    peak that a device has to have beside, where its own says nothing of it.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Dtype:
     peak: str
     stand_ins: tuple[str, ...] = ()
     output_bytes: float = 2.0
+    unit: str = ""
 
     @property
     def narrow(self) -> bool:
@@ -28,7 +30,9 @@ class Dtype:
 
 
 # Block-scaled types carry one scale per block: fp8_block 4 bytes per 128 x 128 weights (per 128 activations),
-# nvfp4 1 byte per 16 values, mxfp4 and mxfp8 1 byte per 32 values (OCP Microscaling Formats 1.0, table 1).
+# nvfp4 1 byte per 16 values, mxfp4 and mxfp8 1 byte per 32 values (OCP Microscaling Formats 1.0, table 1). Products of
+# mxfp8 need a unit that applies such scales (PTX: tcgen05.mma kind::mxf8f6f4, sm_100; CDNA 4: V_MFMA_SCALE), which
+# devices have together with that for four bits.
 DTYPES: dict[str, Dtype] = {
     entry.name: entry
     for entry in (
@@ -37,7 +41,7 @@ DTYPES: dict[str, Dtype] = {
         Dtype("fp32", 4.0, 4.0, "fp32", ("bf16",), 4.0),
         Dtype("tf32", 4.0, 4.0, "tf32", ("bf16",), 4.0),
         Dtype("fp8", 1.0, 1.0, "fp8", ("fp8_block", "bf16")),
-        Dtype("mxfp8", 1.0 + 1 / 32, 1.0 + 1 / 32, "fp8", ("fp8", "fp8_block", "bf16")),
+        Dtype("mxfp8", 1.0 + 1 / 32, 1.0 + 1 / 32, "fp8", ("fp8", "fp8_block", "bf16"), unit="fp4"),
         Dtype("fp8_block", 1.0 + 4 / 128**2, 1.0 + 4 / 128, "fp8", ("fp8", "bf16")),
         Dtype("nvfp4", 0.5 + 1 / 16, 0.5 + 1 / 16, "fp4", ("fp8", "bf16")),
         Dtype("mxfp4", 0.5 + 1 / 32, 2.0, "bf16", ("int4_wo", "nvfp4", "bf16")),

@@ -16,7 +16,7 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.old_policy import in_its_files
 from rlperf.frameworks.readback import USUAL
 from rlperf.frameworks.registry import adapter_of, split_name
-from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
+from rlperf.frameworks.run import Ref, RolloutRun, Run, TrainerRun, ref
 from rlperf.plan.question.context import engine_named, keys_of, with_trainers
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -24,6 +24,7 @@ from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import TOLD, PoolSpec
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 
+PARTIAL, ELASTIC = ref("batch.over_provision"), ref("rollout.elastic")
 NOWHERE = ("lora_jobs",)
 """Settings that no framework has a key for: predicted, and never planned."""
 
@@ -128,11 +129,14 @@ def _counting_apart(job: Job, facts: FrameworkFacts) -> Job:
 
 def _without_unsayable(job: Job, facts: FrameworkFacts) -> Job:
     """The job with what its framework runs where it leaves a setting open that no key states."""
-    pools = []
+    pools, tasks = [], job.tasks
+    if not _says(job, facts, PARTIAL):
+        waits = {"over_provision": (1.0,)}
+        tasks = tuple(task.model_copy(update=waits) if 1.0 in task.over_provision else task for task in tasks)
     for pool in job.pools:
         kept = {name: (usual,) for name, usual in _keyless(job, facts, pool) if _offers(pool, name, usual)}
         pools.append(pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)}) if kept else pool)
-    return job.model_copy(update={"pools": tuple(pools)})
+    return job.model_copy(update={"pools": tuple(pools), "tasks": tasks})
 
 
 def _can_say(job: Job, facts: FrameworkFacts, backend: str) -> bool:
@@ -171,15 +175,25 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
                     other = "as no framework has a key; `rlperf predict` tells it"
                 hint = f"its files could not say it: leave it out{runs}, {other}"
                 found.append(Problem(message, suggestion=hint))
-    spot, engine = job.run.spot if job.run else None, engine_named(job)[0].split("==")[0]
-    goes_on = states(adapter_of(facts.name), facts.version, engine, ref("rollout.elastic"), facts.backends)
-    if spot is not None and spot.pools == "rollout" and not goes_on:
+    for task in job.tasks:
+        if 1.0 not in task.over_provision and not _says(job, facts, PARTIAL):
+            asked_for = ", ".join(f"{each:g}" for each in task.over_provision)
+            message = f"{facts.name} {facts.version} has no key for partial rollouts (over_provision {asked_for})"
+            hint = "its rl_steps wait for every response: leave it out, or name slime or miles"
+            found.append(Problem(message, suggestion=hint))
+    spot = job.run.spot if job.run else None
+    if spot is not None and spot.pools == "rollout" and not _says(job, facts, ELASTIC):
         message = (
             f"run.spot: {facts.name} {facts.version} has no key for a rollout that goes on without nodes that leave"
         )
         hint = "its run stops and starts again, so state spot: {pools: all}; slime goes on"
         found.append(Problem(message, suggestion=hint))
     return found
+
+
+def _says(job: Job, facts: FrameworkFacts, at: Ref) -> bool:
+    """Whether some key of the job's framework and engine states a field of a run."""
+    return states(adapter_of(facts.name), facts.version, engine_named(job)[0].split("==")[0], at, facts.backends)
 
 
 def check_algorithm(run: Run, facts: FrameworkFacts) -> None:

@@ -18,7 +18,7 @@ USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True}
 """What runs where neither a key nor the facts of a framework say otherwise; CUDA graphs are on in every engine."""
 _OF_THE_RUN = (
     *map(ref, ("run.reference", "run.old_policy", "run.mode", "run.critic_devices")),
-    *map(ref, ("batch.prompts_per_step", "batch.group_size", "batch.mini_batch")),
+    *map(ref, ("batch.prompts_per_step", "batch.group_size", "batch.mini_batch", "batch.over_provision")),
     *map(ref, ("batch.max_prompt_tokens", "batch.max_response_tokens", "batch.generated_prompts")),
 )
 

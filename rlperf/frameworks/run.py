@@ -59,6 +59,15 @@ class BatchFacts:
         return self.prompts_per_step or 1
 
     @property
+    def flight(self) -> int:
+        """Prompts in flight at once, those of partial rollouts included; their responses are `group_size` each."""
+        return max(round(self.prompts * self.over_provision), self.prompts)
+
+    def in_whole_groups(self) -> BatchFacts:
+        """As files say it: partial rollouts have a whole number of groups in flight."""
+        return replace(self, over_provision=self.flight / self.prompts)
+
+    @property
     def mini(self) -> int:
         """Prompts of one optimizer update."""
         return self.mini_batch or self.prompts

@@ -44,7 +44,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         devices=devices,
         nodes=-(-devices // devices_per_node),
         devices_per_node=devices_per_node,
-        batch=_with_tasks(BatchFacts(**dict(phase.settings)), _tasks_of(phase, job), job, folder),
+        batch=_with_tasks(BatchFacts(**dict(phase.settings)).in_whole_groups(), _tasks_of(phase, job), job, folder),
         trainer=TrainerRun(**_planned(trainer)),
         rollout=RolloutRun(**_planned(rollout), elastic=_goes_on(job)),
         critic=tuple(_planned(pools["critic"]).items()) if "critic" in pools else (),
@@ -179,8 +179,9 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         mini_batch=_one("mini_batch", task.mini_batch or task.prompts_per_step, problems),
         max_prompt_tokens=task.max_prompt_tokens,
         max_response_tokens=_one("max_response_tokens", task.max_response_tokens, problems),
+        over_provision=_one("over_provision", task.over_provision, problems) or 1.0,
     )
-    batch = _with_task(batch, task, job, folder)
+    batch = _with_task(batch.in_whole_groups(), task, job, folder)
     roles: tuple[Role, ...] = ("rollout", "trainer", *(r for r in job.all_roles if r not in ("rollout", "trainer")))
     pinned = {role: _pinned(job.pool(role), problems) for role in roles}
     policy = task.architecture or job.architecture

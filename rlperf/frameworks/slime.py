@@ -36,9 +36,9 @@ from rlperf.frameworks.fields import (
     zero_as,
 )
 from rlperf.frameworks.hub import hub_name
-from rlperf.frameworks.keytable import Flat, key_table
+from rlperf.frameworks.keytable import Flat, Value, key_table
 from rlperf.frameworks.nearest import with_stage_ends, without_activation_offload, without_ulysses
-from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
+from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.slime_model import model_flags
 from rlperf.frameworks.slime_reading import (
     ALSO_READ,
@@ -60,6 +60,12 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
 
+
+def _continues(over_provision: Value, _: Run) -> bool | None:
+    """The flag that keeps what is interrupted; how much is in flight stands in over-sampling-batch-size."""
+    return True if over_provision > 1.0 else None
+
+
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.parked", "no-offload-train"),
     *elsewhere("trainer.scoring_token_budget", "max-tokens-per-gpu: log-prob passes take the train microbatches"),
@@ -69,6 +75,8 @@ FIELDS: tuple[Field, ...] = (
     field("batch.group_size", "n-samples-per-prompt"),
     field("batch.stated_samples", "global-batch-size", read_only=True),
     field("batch.mini_batch", "global-batch-size", SAMPLES),
+    field("batch.over_provision", "partial-rollout", Unit(lambda _, run: run.batch.over_provision, _continues),
+          "with over-sampling-batch-size: what is unfinished goes on in the next rl_step"),
     field("batch.max_prompt_tokens", "rollout-max-prompt-len"),
     field("batch.max_response_tokens", "rollout-max-response-len"),
     field("batch.context_tokens", "rollout-max-context-len", note="prompt + response"),
@@ -151,9 +159,10 @@ class Slime:
         if trainer.lora_rank and not any(entry.at == _LORA for entry in self.fields):
             raise ExportError("no LoRA", self.name, {"nearest": "full training, or verl / NeMo-RL"})
         rollout = run.rollout.having(backend="sglang")
+        batch = _beside_filter(run, lost)
         # one batch ahead is all that a file states: what reads it back knows no more
         staleness = 1 if unbounded else run.staleness
-        return replace(run, staleness=staleness, trainer=trainer, rollout=rollout), tuple(lost)
+        return replace(run, staleness=staleness, batch=batch, trainer=trainer, rollout=rollout), tuple(lost)
 
     def emit(self, run: Run, target: Target) -> Emission:
         """All flags of a run."""
@@ -275,6 +284,9 @@ class Slime:
                 Setting(FILTER,
                         f"{self.name}.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"),
             ]  # fmt: skip
+        elif run.batch.over_provision > 1.0:
+            flight = "groups in flight; the first to end train"
+            settings.append(Setting("over-sampling-batch-size", run.batch.flight, flight))
         return settings
 
 
@@ -286,6 +298,16 @@ def _model_script(architecture: str, framework: str) -> str | None:
         return None
     found = re.search(rf"\b\w+/{framework}\S*:(scripts/models/[\w.-]+\.sh)", source)
     return found[1] if found else None
+
+
+def _beside_filter(run: Run, lost: list[Limitation]) -> BatchFacts:
+    """The batch as a file holds it: beside a filter, groups beyond a batch are those that it may drop."""
+    batch = run.batch
+    if run.algorithm == "dapo" and batch.over_provision > 1.0:
+        lost.append(Limitation(f"over_provision {batch.over_provision:g} beside dynamic sampling", "every response is "
+                               "waited for", "over-sampling-batch-size holds what the filter drops"))  # fmt: skip
+        return replace(batch, over_provision=1.0)
+    return batch
 
 
 def _with_derived(run: Run) -> Run:

@@ -101,7 +101,7 @@ def read_settings(run: Run, flat: Flat) -> Run:
     sampled = flat.get("over-sampling-batch-size") if flat.get("dynamic-sampling-filter-path") else None
     more = isinstance(sampled, int) and sampled > batch.prompts
     batch = replace(batch, max_prompt_tokens=batch.max_prompt_tokens or prompt, mini_batch=mini)
-    batch = replace(batch, generated_prompts=sampled if more else None)
+    batch = replace(batch, generated_prompts=sampled if more else None, over_provision=_in_flight(flat, batch.prompts))
     return replace(run, batch=batch, trainer=trainer, rollout=rollout)
 
 
@@ -114,6 +114,18 @@ def _scores_old_policy(run: Run, flat: Flat) -> bool:
         return False
     always = any(flat.get(key) for key in _KEEPS_SCORING) or bool(float(flat.get("kl-coef") or 0))
     return always or run.batch.updates > 1 or flat["advantage-estimator"] not in ("grpo", "reinforce_plus_plus")
+
+
+def _in_flight(flat: Flat, prompts: int) -> float:
+    """Groups in flight over those that are waited for, where what is interrupted goes on in the next rl_step [1].
+
+    Without the flag what the others had generated is thrown away, and beside a filter more are rolled out for those
+    that it drops: neither is a partial rollout.
+    """
+    flight = flat.get("over-sampling-batch-size")
+    if not flat.get("partial-rollout") or flat.get(FILTER) or not isinstance(flight, int):
+        return 1.0
+    return max(flight / prompts, 1.0)
 
 
 def read_placement(run: Run, flat: Flat, source: Source) -> Run:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlperf.cost.dtypes import dtype_of
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.speculation import NONE
@@ -17,6 +18,8 @@ TRAINER_TECHNIQUES: dict[str, tuple[str | bool, str]] = {
     "optimizer": ("adam", "muon"),
 }
 """Setting of the trainer -> (what it is without the technique, what the technique is called)."""
+NARROW, WIDE = {"rollout_dtype": "weights of the engine", "kv_dtype": "cache"}, "bf16"
+"""Setting of the rollout that may be narrow -> what it is the type of; what it is compared with."""
 
 
 def gains(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
@@ -30,6 +33,8 @@ def gains(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[
     drafts = _of_drafts(context, task, evaluation)
     return (
         *drafts,
+        *_of_precision(context, task, evaluation),
+        *_of_partial_rollouts(context, task, evaluation),
         *_of_readers(context, task, evaluation),
         *_of_lending(context, task, evaluation),
         *_of_jobs(context, task, evaluation),
@@ -49,6 +54,40 @@ def _of_drafts(context: Context, task: TaskContext, evaluation: Evaluation) -> t
     ratio = float(without.seconds.rollout_s.mean() / evaluation.seconds.rollout_s.mean())
     yields = f"{table.tokens[table.drafts[1]]:.1f} tokens per engine_step"
     return (f"drafts {word} ({yields}): rollout {now} instead of {then} ({ratio:.2f} times as fast)",)
+
+
+def _of_precision(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """The same of an engine's narrow weights and cache, each by itself; the sync is what changes beside the rollout."""
+    settings, lines = evaluation.configuration.pool("rollout").settings, []
+    for name, words in NARROW.items():
+        word = getattr(settings, name)
+        if word is None or not dtype_of(word).weight_bytes < dtype_of(WIDE).weight_bytes:
+            continue
+        wide = evaluation.configuration.with_rollout(**{name: WIDE})
+        without = Judge(context, task).evaluate(evaluation.demand, wide)
+        (now, then), (sent, plain) = (
+            [float(getattr(e.seconds, stage).mean()) for e in (evaluation, without)]
+            for stage in ("rollout_s", "weight_sync_s")
+        )
+        line = f"{word} {words}: rollout {human_seconds(now)} instead of {human_seconds(then)} in {WIDE} of one layout"
+        sync = (
+            f", weight sync {human_seconds(sent)} instead of {human_seconds(plain)}" if name == "rollout_dtype" else ""
+        )
+        lines.append(f"{line} ({then / now:.2f} times as fast){sync}")
+    return tuple(lines)
+
+
+def _of_partial_rollouts(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """The same of groups in flight beyond those that are waited for."""
+    batch = evaluation.demand.batch
+    if batch.over_provision <= 1.0:
+        return ()
+    demand = replace(evaluation.demand, batch=replace(batch, over_provision=1.0))
+    configuration = replace(evaluation.configuration, batch=demand.batch)
+    without = Judge(context, task).evaluate(demand, configuration)
+    now, then = (float(e.seconds.rollout_s.mean()) for e in (evaluation, without))
+    words = f"partial rollouts ({batch.over_provision:g} times the groups in flight)"
+    return (f"{words}: rollout {human_seconds(now)} instead of {human_seconds(then)} ({then / now:.2f} times as fast)",)
 
 
 def _of_readers(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:

@@ -121,23 +121,18 @@ def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]
 
 
 def _without_unit(job: Job, role: str, device: Device, document: Document | None) -> list[Problem]:
-    """Four-bit products that a pool states and its device has no unit for."""
+    """Products in four bits, or with scales of blocks, that a pool states and its device has no unit for."""
     found = []
     for index, pool in enumerate(job.pools):
         name = "rollout_dtype" if role == "rollout" else "compute_dtype"
         stated = getattr(pool.settings, name) if pool.role == role else None
         for word in (stated,) if isinstance(stated, str) else stated or ():
-            if word in DTYPES and DTYPES[word].peak == "fp4" and device.peaks.fp4 is None:
-                hint = "fp8 where it has that; int4_wo or mxfp4 keep the weights alone in four bits"
-                problem = _Where(document, "pools", index)
-                found.append(
-                    problem(
-                        f"{device.name} multiplies no {word}: it has no unit for four bits",
-                        hint,
-                        "settings",
-                        name,
-                    )
-                )
+            if word in DTYPES and "fp4" in (DTYPES[word].peak, DTYPES[word].unit) and device.peaks.fp4 is None:
+                lacks, hint = "four bits", "fp8 where it has that; int4_wo or mxfp4 keep the weights alone in four bits"
+                if DTYPES[word].unit:
+                    lacks, hint = "scales of 32 values", "fp8, or fp8_block, where it has that"
+                message = f"{device.name} multiplies no {word}: it has no unit for {lacks}"
+                found.append(_Where(document, "pools", index)(message, hint, "settings", name))
     return found
 
 

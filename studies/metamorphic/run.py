@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -322,10 +323,11 @@ def report(count: int, rules: tuple[Callable[[Random], Pair], ...], says: str | 
     parser.add_argument("seed", nargs="?", type=int, default=0)
     asked = parser.parse_args()
     found: dict[str, list[float]] = {}
-    for pair, excess in pairs(asked.pairs, asked.seed, rules):
-        found.setdefault(pair.rule, []).append(excess)
-        if not pair.holds(excess):
-            print(f"VIOLATION {pair.rule} {pair.words}: {excess:+.3%}\n  {pair.first}\n  {pair.second}", flush=True)
+    with suppress(KeyboardInterrupt):  # what was run until then is told
+        for pair, excess in pairs(asked.pairs, asked.seed, rules):
+            found.setdefault(pair.rule, []).append(excess)
+            if not pair.holds(excess):
+                print(f"VIOLATION {pair.rule} {pair.words}: {excess:+.3%}\n  {pair.first}\n  {pair.second}", flush=True)
     for rule, excesses in found.items():
         print(f"{rule}: {len(excesses)} pairs, worst {max(excesses):+.4%}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,41 @@ SCORED = (
 """Tests that judge reports of `tests/scored.py`: one worker gets all of them and scores each table once."""
 
 
+LONG = frozenset(
+    f"tests/test_{name}.py" for name in (
+        "contributing", "drift", "engine_host_pool", "leave_out_inference", "leave_out_kernels", "leave_out_memory",
+        "leave_out_training", "measured_best", "memory_risk", "memory_verdicts", "mixed_replicas_study", "mixed_tasks",
+        "plan_alone", "plan_replan", "plan_stages", "plan_whole", "rollout_engine_trace", "same_bytes",
+        "served_devices", "studies", "sweep_run", "techniques", "training_fits", "workload_dependence",
+    )
+)  # fmt: skip
+"""Files of few tests that take over ten seconds together: begun last, they would leave the other workers idle."""
+
+
+def scope_of(nodeid: str) -> str:
+    """What one worker gets: a file's tests, which share its fixtures; `SCORED` are of one scope."""
+    return "scored" if nodeid.partition("[")[0].endswith(SCORED) else nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long scopes first, then by their number of tests: what is left at the end is short."""
+    scopes = {item.nodeid: scope_of(item.nodeid) for item in items}
+    tests = Counter(scopes.values())
+    items.sort(key=lambda item: (scopes[item.nodeid] not in LONG, -tests[scopes[item.nodeid]]))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With ``-n auto`` a worker gets a file's tests, which share its fixtures; `SCORED` are of one scope."""
+    """With ``-n auto`` a worker gets one scope after the other, in the order of the items."""
     if config.getvalue("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Grouped(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "scored" if nodeid.partition("[")[0].endswith(SCORED) else nodeid.partition("::")[0]
+            return scope_of(nodeid)
 
+    config.option.loadscopereorder = False
     return Grouped(config, log)  # type: ignore[arg-type]
 
 

@@ -77,7 +77,12 @@ def test_scans_of_devices_left_out(measured_data: Path) -> None:
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("table", "most"), [("attn_decode_window", 20.0), ("attn_prefill_window", 25.0), ("mhc", 15.0)]
+    ("table", "most"),
+    [
+        ("attn_decode_window", 20.0),
+        pytest.param("attn_prefill_window", 25.0, marks=pytest.mark.slow),
+        ("mhc", 15.0),
+    ],
 )
 def test_windows_and_streams_of_devices_left_out(measured_data: Path, table: str, most: float) -> None:
     found = _lines(measured_data / "kernels" / f"{table}.csv")

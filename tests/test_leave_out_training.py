@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 
@@ -37,12 +39,17 @@ def table_of(folder: Path, scales: dict[tuple[str, str], float]) -> Path:
     return path
 
 
-STACKS = {
-    ("prime-rl", "h100_sxm"): 1.0, ("prime-rl", "b200_sxm"): 1.1, ("prime-rl", "rtx_a6000"): 0.9,
-    ("llm-foundry", "h100_sxm"): 1.05,
-}  # fmt: skip
+STACKS = {("prime-rl", "h100_sxm"): 1.0, ("prime-rl", "b200_sxm"): 1.1, ("llm-foundry", "h100_sxm"): 1.05}
 
 
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """Fits of a few rows, each quicker than a process is started for it."""
+    with joblib.parallel_config("sequential"):
+        yield
+
+
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("by", "group", "stack"), [
     ("device", "h100_sxm", ("prime-rl", "h100_sxm")),
     ("framework", "llm-foundry", ("llm-foundry", "h100_sxm")),
@@ -61,6 +68,7 @@ def test_what_a_left_out_group_measured_moves_no_prediction_of_it(
     assert not any(one.used_in_calibration for each in found for one in (*each.seen, *each.left_out))
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_backend_without_a_row_left_has_the_pools_constants_and_says_so(tmp_path: Path) -> None:
     path = table_of(tmp_path, STACKS)
     told: list[tuple[float, str]] = []

@@ -66,15 +66,16 @@ def job(name: str, **changes: object) -> Job:
 
 @pytest.mark.parametrize("name", list(JOBS))
 def test_a_plan_keeps_the_risk_of_its_job(name: str) -> None:
-    tight = rlperf.plan_job(job(name, limits={"out_of_memory_risk": 1e-6, "staleness": 1}))
-    usual = rlperf.plan_job(job(name, limits={"staleness": 1}))
+    few = {"pools": [{"role": "trainer", "layout": {"context_parallel": 1, "ulysses": 1, "virtual_pipeline": 1}}]}
+    tight = rlperf.plan_job(job(name, limits={"out_of_memory_risk": 1e-6, "staleness": 1}, **few))
+    usual = rlperf.plan_job(job(name, limits={"staleness": 1}, **few))
     for plan, risk in ((usual, 0.01), (tight, 1e-6)):
         uses = plan.phases[0].predicted.memory_bytes
         assert sum(use.risk for use in uses.values()) <= risk
         assert all(use.total <= use.allowed < use.limit for use in uses.values())
     # off the beaten path nothing is preferred but time, and more memory allowed takes none
     bold = {"minimize": "step_time", "bold": True}
-    freed = rlperf.plan_job(job(name, limits={"staleness": 1}, objective=bold))
+    freed = rlperf.plan_job(job(name, limits={"staleness": 1}, objective=bold, **few))
     assert tight.objective >= freed.objective * (1 - 1e-9)
 
 

@@ -23,11 +23,12 @@ MATH = {"name": "math", "workload": "math", "prompts_per_step": 32, "group_size"
         "max_prompt_tokens": 512, "max_response_tokens": 2048}  # fmt: skip
 TOOLS = {**MATH, "name": "tools", "workload": "tool_use", "prompts_per_step": 64, "mini_batch": 32,
          "max_prompt_tokens": 1024, "max_response_tokens": 4096}  # fmt: skip
+TRAINER = {"role": "trainer", "layout": {"tensor_parallel": [1, 2], "context_parallel": 1, "ulysses": 1}}
 
 
 def job(**changes: object) -> Job:
     base: dict[str, object] = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "sharing": "mixed",
-                               "tasks": [MATH, TOOLS]}  # fmt: skip
+                               "tasks": [MATH, TOOLS], "trainer_backends": ["fsdp2"], "pools": [TRAINER]}  # fmt: skip
     return Job.model_validate({**base, **changes})
 
 

@@ -56,10 +56,13 @@ def trainer(*tensor_parallel: int) -> dict[str, object]:
     return {"role": "trainer", "layout": layout}
 
 
+FEW: dict[str, object] = {"trainer_backends": ["fsdp2"], "pools": [trainer(1, 2)]}
+
+
 def switching(task: dict[str, object], switch: str | None = None) -> Plan:
     """A plan of every rl_step of a recording, changes of layout at a price."""
     horizon = {"rl_steps": 4, "group": 1, **({"switch": switch} if switch else {})}
-    return plan_job(job(tasks=[task], horizon=horizon, trainer_backends=["fsdp2"], pools=[trainer(1, 2)]))
+    return plan_job(job(tasks=[task], horizon=horizon, **FEW))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,7 @@ def test_phases_of_a_drifting_recording(drift: dict[str, object], free: Plan) ->
     assert free.static_low <= free.static_objective / free.objective - 1.0 + 1e-6 <= free.static_high + 2e-6
     assert [phase.rl_steps for phase in never.phases] == [(0, 3)]
     assert never.objective == pytest.approx(4 * never.phases[0].predicted.rl_step_s, rel=1e-4)
-    alone = plan_job(job(tasks=[{**drift, "rl_steps": 0}], trainer_backends=["fsdp2"], pools=[trainer(1, 2)]))
+    alone = plan_job(job(tasks=[{**drift, "rl_steps": 0}], **FEW))
     rollouts = [plan.phases[0].predicted.stages_s.rollout for plan in (never, alone)]
     assert rollouts[0] > 1.5 * rollouts[1]  # the later rl_steps are longer
 
@@ -110,20 +113,20 @@ def test_layouts_change_between_groups_only_where_that_surely_pays(free: Plan) -
 
 def test_concurrent_tasks_take_at_most_the_cluster() -> None:
     tasks = [TASK, {**TASK, "name": "short", "max_response_tokens": 512}]
-    shared = plan_job(job(nodes=2, tasks=tasks, sharing="devices"))
+    shared = plan_job(job(nodes=2, tasks=tasks, sharing="devices", **FEW))
     assert sum(phase.pool("trainer").devices for phase in shared.phases) <= 16
     assert {phase.tasks for phase in shared.phases} == {("math",), ("short",)}
 
 
 def test_risk_moves_the_objective_to_the_upper_end() -> None:
-    mean: Plan = plan_job(job())
-    averse = plan_job(job(objective={"minimize": "step_time", "risk": 1.0}))
+    mean: Plan = plan_job(job(**FEW))
+    averse = plan_job(job(objective={"minimize": "step_time", "risk": 1.0}, **FEW))
     assert averse.objective == pytest.approx(averse.phases[0].predicted.high_s, rel=1e-4)
     assert averse.phases[0].predicted.high_s <= mean.phases[0].predicted.high_s * (1 + 1e-6)
 
 
 def test_sensitivity_and_pareto_front_speak_of_the_plan() -> None:
-    phase = plan_job(job(nodes=2, objective="token_time", price="2 USD/h")).phases[0]
+    phase = plan_job(job(nodes=2, objective="token_time", price="2 USD/h", **FEW)).phases[0]
     assert {row.input for row in phase.sensitivity} == {
         "rollout slower", "rollout faster", "training and scoring slower", "training and scoring faster",
     }  # fmt: skip

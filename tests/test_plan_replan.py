@@ -38,6 +38,7 @@ def job(**changes: object) -> Job:
     base: dict[str, object] = {
         "architecture": "Qwen3-4B", "cluster": "dgx_h100", "tasks": [task], "trainer_backends": ["fsdp2"],
         "horizon": {"rl_steps": 60, "group": 20, "switch": "60 s"},
+        "pools": [{"role": "trainer", "layout": {"tensor_parallel": 1, "context_parallel": 1, "ulysses": [1, 8]}}],
     }  # fmt: skip
     return Job.model_validate({**base, **changes})
 

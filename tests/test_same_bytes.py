@@ -16,7 +16,7 @@ architecture: Qwen3-30B-A3B
 cluster: dgx_h100
 nodes: 2
 trainer_backends: [megatron]
-pools: [{role: trainer, layout: {pipeline_parallel: 2}}]
+pools: [{role: trainer, layout: {tensor_parallel: [1, 2], context_parallel: 1, pipeline_parallel: 2}}]
 tasks:
   - {name: math, workload: math, prompts_per_step: 32, group_size: 4, max_prompt_tokens: 512, max_response_tokens: 2048}
 """

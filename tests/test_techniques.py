@@ -22,11 +22,16 @@ GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "techniques.md"
 NAMES = ("speculative decoding", "n-gram drafts", "fp8 cache", "prefix caching", "one step off")
 
 
+def job(**options: object) -> Job:
+    """A job with few trainers left open: techniques of the engine are tried."""
+    asked = rlperf.short_job("Qwen3-8B", 8, "h100", prompts=32, **options)  # type: ignore[arg-type]
+    layout = {"tensor_parallel": [1, 2], "context_parallel": 1, "ulysses": 1, "pipeline_parallel": 1}
+    return Job.model_validate({**asked.stated(), "pools": [{"role": "trainer", "layout": layout}]})
+
+
 @cache
 def table() -> GainTable:
-    return gains(
-        rlperf.short_job("Qwen3-8B", 8, "h100", framework="nemo_rl", max_response="8k", prompts=32), NAMES, draws=1
-    )
+    return gains(job(framework="nemo_rl", max_response="8k"), NAMES, draws=1)
 
 
 def test_every_technique_asked_for_has_its_row_and_figures_or_a_reason() -> None:
@@ -50,7 +55,7 @@ def test_what_does_not_pay_says_what_is_in_its_way() -> None:
 
 
 def test_drafts_gain_what_a_plan_with_them_open_gains() -> None:
-    asked = rlperf.short_job("Qwen3-8B", 8, "h100", framework="nemo_rl", max_response="8k", prompts=32)
+    asked = job(framework="nemo_rl", max_response="8k")
     drafts = next(row for row in table().rows if row.name == "speculative decoding")
     changed = rlperf.what_if(
         asked, {"x": {"pools.rollout.settings.speculation": [f"eagle3:{k}" for k in (1, 2, 3, 5)]}}, draws=1
@@ -60,7 +65,7 @@ def test_drafts_gain_what_a_plan_with_them_open_gains() -> None:
 
 def test_what_the_framework_itself_refuses_says_so_and_progress_moves_with_every_row() -> None:
     shares: list[tuple[float, str]] = []
-    asked = rlperf.short_job("Qwen3-8B", 8, "h100", framework="verl", max_response="4k", prompts=32)
+    asked = job(framework="verl", max_response="4k")
     names = ("prefill apart from decode", "fp8 cache")
     rows = gains(asked, names, draws=1, report=lambda share, text: shares.append((share, text))).rows
     refused = next(row for row in rows if row.name == names[0])

@@ -226,7 +226,9 @@ def test_the_page_shows_the_plan_and_moves(plan: Plan) -> None:
 def test_sliders_are_planned_of_a_file_too(tmp_path: Path) -> None:
     """The form has no say beside a job's file, and its folder's own profiles stay in force."""
     task = {"name": "math", "workload": "math", "prompts_per_step": 32, "mini_batch": 16, "max_response_tokens": 4096}
-    asked = {"architecture": "Qwen3-0.6B", "cluster": "mine", "tasks": [task]}
+    trainer = {"role": "trainer", "layout": {"tensor_parallel": 1, "context_parallel": 1, "ulysses": 1}}
+    asked = {"architecture": "Qwen3-0.6B", "cluster": "mine", "tasks": [task], "trainer_backends": "fsdp2",
+             "pools": [trainer]}  # fmt: skip
     (tmp_path / "job.yaml").write_text(json.dumps(asked))
     (tmp_path / "clusters").mkdir()
     shipped = (profile_root() / "clusters" / "dgx_h100.yaml").read_text()

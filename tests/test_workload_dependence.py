@@ -153,7 +153,7 @@ def test_turns_that_share_prompts_and_trajectories() -> None:
     forms = ((0.6, -0.2, 0.0), (0.4, 0.0, 0.0), (0.0, 0.0, 3.0), (0.0, 0.0, 0.0))
     turns = replace(preset.turns, effect_corr=(0.4, 0.5, 0.1), carried=(0.4, 0.2, 0.3), forms=forms, later=None)
     truth = preset.model_copy(update={"turns": turns})
-    table = sample_rl_steps(truth, [0, 1, 2], 256, 8, max_response_tokens=3000, seed=7)
+    table = sample_rl_steps(truth, [0, 1], 160, 8, max_response_tokens=3000, seed=7)
     found, _ = fit_multi_turn(table)
     assert found.effect_corr == pytest.approx((0.4, 0.5, 0.1), abs=0.15)
     assert found.carried == pytest.approx((0.4, 0.2, 0.3), abs=0.1)

@@ -162,7 +162,7 @@ def test_round_trip_within_standard_errors(
 def test_errors_are_neither_too_small_nor_too_large() -> None:
     """Over repeated samples the estimates scatter as their standard errors say, group correlation included."""
     law, found = LAWS["gamma"][0], []
-    for seed in range(25):
+    for seed in range(14):
         table = sample_lengths(model_of(law, 0.6), 80, 8, seed=seed)
         x = table.response_tokens - 0.5
         fitted, _ = fit_law(("gamma",), x, table.truncated)
@@ -307,7 +307,7 @@ def test_turns_that_grow_and_tools_that_queue() -> None:
     longer = replace(preset.turns.middle, log_scale=float(np.log(2.5)), tail=None)
     turns = replace(preset.turns, later=longer, later_icc=0.2, length_latency=-0.6)
     truth = preset.model_copy(update={"turns": turns})
-    table = sample_rl_steps(truth, range(6), 128, 8, max_response_tokens=3000, seed=6)
+    table = sample_rl_steps(truth, range(3), 96, 8, max_response_tokens=3000, seed=6)
     fitted, _ = fit_multi_turn(table)
     assert fitted.later is not None
     assert fitted.later.mean(3000) == pytest.approx(longer.mean(3000), rel=0.1)

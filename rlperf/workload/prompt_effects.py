@@ -27,6 +27,7 @@ HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 # Normal effects by equal steps: eight responses narrow t to about 0.3 / spread_sd, less than Gauss-Hermite resolves.
 NODES = np.linspace(-4.5, 4.5, 41)
 LOG_WEIGHTS = -0.5 * NODES**2 - np.log(np.sum(np.exp(-0.5 * NODES**2)))
+_MIDDLE = 0.1
 _Y_GRID = np.sinh(np.linspace(-7.5, 7.5, 1201))  # to +-900: Student errors reach far
 
 
@@ -45,19 +46,24 @@ class PromptEffects:
         """Whether y is normal, so that it is its own normal score."""
         return self.spread_sd == 0.0 and self.dof == 0.0
 
+    @property
+    def _marginal(self) -> tuple[Float, Float]:
+        """Of the law of y over all prompts, whatever beta: it says which prompt has which effect."""
+        return _marginal(replace(self, beta=0.0))
+
     def within(self, t: Float) -> Float:
         """Variance of responses around their prompt's effect: (1 - icc) s^2, of mean 1 - icc over t."""
         return np.asarray((1.0 - self.icc) * np.exp(2.0 * self.spread_sd * (t - self.spread_sd)))
 
     def to_normal(self, y: Float) -> Float:
         """Normal scores z of the latent y."""
-        return y if self.alike else np.asarray(np.interp(y, _Y_GRID, _marginal(self)[0]))
+        return y if self.alike else np.asarray(np.interp(y, _Y_GRID, self._marginal[0]))
 
     def from_normal(self, z: Float) -> tuple[Float, Float]:
         """(y, log density of y) of normal scores z."""
         if self.alike:
             return z, np.asarray(-0.5 * z * z - HALF_LOG_2PI)
-        grid, log_h = _marginal(self)
+        grid, log_h = self._marginal
         y = np.interp(z, grid, _Y_GRID)
         return np.asarray(y), np.asarray(np.interp(y, _Y_GRID, log_h))
 
@@ -108,7 +114,11 @@ def _marginal(effects: PromptEffects) -> tuple[Float, Float]:
     if effects.dof:
         sd = np.full(NODES.size, np.sqrt(1.0 - icc))
         x = (_Y_GRID[:, None] - np.sqrt(icc) * NODES) / sd
-        low, high = stdtr(effects.dof, x) @ weight, stdtr(effects.dof, -x) @ weight
+        # H(0) is a half: each side is read from its own tail, the other is not computed
+        low, high = (
+            stdtr(effects.dof, sign * x, where=sign * _Y_GRID[:, None] < _MIDDLE, out=np.ones_like(x)) @ weight
+            for sign in (1.0, -1.0)
+        )
         log_pdf = log_student(effects.dof, x)
     else:
         corr = effects.spread_corr

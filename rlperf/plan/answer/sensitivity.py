@@ -38,10 +38,10 @@ def sensitivities(
     layout cost what they cost, and devices are shared.
     """
     found: list[list[Sensitivity]] = [[] for _ in decisions]
-    for name, factors in INPUTS.items():
-        changed = [_changed(context, decision, *factors) for decision in _distinct(decisions)]
-        which = _numbers(decisions)
-        steps, values = ([changed[number][part] for number in which] for part in (0, 1))
+    which, perturbed = _numbers(decisions), [_perturbed_s(context, decision) for decision in _distinct(decisions)]
+    for number, name in enumerate(INPUTS):
+        steps = [perturbed[own][number] for own in which]
+        values = [_values(context, decision, each) for decision, each in zip(decisions, steps, strict=True)]
         then = with_values(
             program, decisions, [v * d.objective / d.value for v, d in zip(values, decisions, strict=True)]
         )
@@ -87,18 +87,25 @@ def _numbers(decisions: Sequence[Decision]) -> list[int]:
     return [next(n for n, one in enumerate(distinct) if one.evaluations is each.evaluations) for each in decisions]
 
 
-def _changed(context: Context, decision: Decision, rollout: float, trainer: float) -> tuple[FloatArray, FloatArray]:
-    """Seconds and objective of an rl_step of every candidate with its rollout and its training scaled ``[columns]``."""
-    steps = np.array([_perturbed_s(context, decision, e, rollout, trainer) for e in decision.evaluations])
+def _values(context: Context, decision: Decision, steps: FloatArray) -> FloatArray:
+    """Objective of an rl_step of every candidate that takes so long ``[columns]``."""
     values = [
         float(objective_of(context, e.demand, usage_of(context, e.configuration), np.array([s]))[0])
         for e, s in zip(decision.evaluations, steps, strict=True)
     ]
-    return steps, np.array(values)
+    return np.array(values)
 
 
-def _perturbed_s(context: Context, decision: Decision, evaluation: Evaluation, rollout: float, trainer: float) -> float:
-    """The rl_step of a candidate with its rollout and its training scaled [s]."""
+def _perturbed_s(context: Context, decision: Decision) -> FloatArray:
+    """The rl_step of every candidate with its rollout and its training scaled, by input [s] ``[inputs][columns]``."""
+    return np.array([_inputs_s(context, decision, evaluation) for evaluation in decision.evaluations]).T
+
+
+def _inputs_s(context: Context, decision: Decision, evaluation: Evaluation) -> list[float]:
+    """The same of one candidate, all inputs at once [s] ``[inputs]``."""
+    count = len(evaluation.seconds.rl_step_s)
+    rollout, trainer = np.repeat(np.array([*INPUTS.values()]), count, axis=0).T
     factor = {"rollout": rollout, "scoring": trainer, "training": trainer}
-    seconds = scaled_seconds(context.site, decision.task.architecture, evaluation, factor)
-    return float(seconds.rl_step_s.mean())
+    rows = np.tile(np.arange(count), len(INPUTS))
+    seconds = scaled_seconds(context.site, decision.task.architecture, evaluation, factor, rows)
+    return [float(each.mean()) for each in seconds.rl_step_s.reshape(len(INPUTS), count)]

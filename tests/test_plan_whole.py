@@ -37,6 +37,13 @@ def turns() -> Plan:
     return plan_job(job())
 
 
+def test_a_plan_that_was_edited_to_begin_later_has_cards(turns: Plan) -> None:
+    later = turns.model_copy(update={
+        "phases": tuple(phase.model_copy(update={"rl_steps": (3, 3 + phase.rl_steps[1])}) for phase in turns.phases)
+    })  # fmt: skip
+    assert WholeStep.of(later).tokens_per_s_per_device == WholeStep.of(turns).tokens_per_s_per_device
+
+
 def test_the_cards_add_up_tasks_that_take_turns(turns: Plan) -> None:
     whole = WholeStep.of(turns)
     predicted = [phase.predicted for phase in turns.phases]

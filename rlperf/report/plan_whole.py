@@ -43,7 +43,8 @@ class WholeStep:
             max(seconds) if apart else sum(seconds) + handed
             for seconds in ([getattr(task, name) for task in tasks] for name in ("low_s", "rl_step_s", "high_s"))
         )
-        devices = [Stretch.of(phase).devices for phase in plan.phases if phase.rl_steps[0] == 0]
+        first = min(phase.rl_steps[0] for phase in plan.phases)  # a plan that was edited may begin later than at 0
+        devices = [Stretch.of(phase).devices for phase in plan.phases if phase.rl_steps[0] == first]
         tokens = sum(task.trained_tokens for task in tasks)
         prices = [task.usd_per_step for task in tasks]
         risks: dict[Role, float] = {}

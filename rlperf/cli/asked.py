@@ -42,7 +42,7 @@ class AskedJob:
     mini_batch: Annotated[int | None, _short("Prompts per update. Default: all.")] = None
     max_prompt: Annotated[str | None, _short("Tokens, as 2048 or 2k. Default: 2k.")] = None
     max_response: Annotated[str | None, _short("Tokens, as 16384 or 16k. Default: 16k.")] = None
-    workload: Annotated[str | None, _short("Lengths: preset, or a file of them. Default: math.")] = None
+    workload: Annotated[str | None, _short("Lengths: preset or file. Default: math.")] = None
     algorithm: Annotated[str | None, _short("grpo, dapo or ppo. Default: grpo.")] = None
     mode: Annotated[str | None, _short("One, or several to choose of: colocated,async.")] = None
     staleness: Annotated[int | None, _short("Versions behind: k_step_off, async. Default: 1.")] = None

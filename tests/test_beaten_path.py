@@ -77,6 +77,7 @@ def test_a_pipeline_is_as_long_as_memory_needs_and_has_work() -> None:
     assert departures("Qwen3-32B", layout, fits=[False, False, True, True], microbatches=2.0).tolist() == [0, 0, 1, 2]
 
 
+@pytest.mark.slow
 def test_experts_are_spread_though_a_trainer_that_nobody_timed_so_is_predicted_a_little_faster() -> None:
     """FSDP2 without expert parallel is 3 to 4 % faster here as predicted, and cannot be told apart."""
     asked = {"architecture": "Qwen3-30B-A3B", "cluster": "dgx_h100", "nodes": 8, "framework": "nemo_rl"}
@@ -174,6 +175,7 @@ TASK = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_stages_are_needed_where_only_a_budget_too_small_for_a_sequence_fits_fewer() -> None:
     """A token budget that no sequence fits into takes little memory, and trains nothing."""
     layout = {"tensor_parallel": 4, "context_parallel": 1, "activation_recompute": "full", "offload": "none"}
@@ -251,6 +253,7 @@ def test_the_price_is_in_the_screen_and_pruning_keeps_the_best(name: str) -> Non
     assert sum(pruned.configurations[0].departures) <= sum(fastest.configurations[0].departures)
 
 
+@pytest.mark.slow
 def test_one_run_lists_the_best_and_the_best_of_every_mode_and_backend() -> None:
     limits, modes = {"staleness": 1}, ["colocated", "one_step_off"]
     asked = {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "tasks": [TASK], "limits": limits}

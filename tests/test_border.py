@@ -260,6 +260,7 @@ def test_who_interrupts_is_told_what_is_kept(
     assert ("kept in swept: the same command goes on" in said) == (words[0] == "sweep")
 
 
+@pytest.mark.slow
 def test_names_are_text_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

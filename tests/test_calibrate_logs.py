@@ -140,6 +140,7 @@ def test_a_stage_of_zeros_is_a_stage_that_the_log_lacks(context: Context) -> Non
     assert np.isfinite([each.value for each in (*found.constants, *found.factors)]).all()
 
 
+@pytest.mark.slow
 def test_few_noisy_rl_steps_stay_near_the_prior(context: Context) -> None:
     few, many = (
         fit_log(context, run_on(context, {**HERE, "training": 1.0}, steps=n, noise=0.4, seed=5), prior=PRIOR)
@@ -152,6 +153,7 @@ def test_few_noisy_rl_steps_stay_near_the_prior(context: Context) -> None:
     assert told(few, "training").low < 1.0 < told(few, "training").high
 
 
+@pytest.mark.slow
 def test_what_is_most_of_a_stage_explains_its_miss(context: Context) -> None:
     """Seconds per update that are most of the training move, where they are next to nothing the stage does."""
     heavy = on_cluster(context, {}, {"training.update": 60.0})
@@ -163,6 +165,7 @@ def test_what_is_most_of_a_stage_explains_its_miss(context: Context) -> None:
     assert stage > moved
 
 
+@pytest.mark.slow
 def test_lengths_that_vary_tell_fixed_seconds_from_a_factor(context: Context) -> None:
     """The same mean miss: proportional, or of fixed seconds; only lengths that vary show which."""
     truth, heavy = {"training.update": 20.0}, on_cluster(context, {}, {"training.update": 10.0})
@@ -206,6 +209,7 @@ def test_a_rollout_that_holds_the_weight_sync_is_compared_with_both(context: Con
     assert told(found, "rollout").value == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_what_no_cluster_explains_is_said(context: Context) -> None:
     log = run_on(context, {"training": 10.0})
     found = fit_log(context, log, prior=PRIOR)
@@ -227,6 +231,7 @@ def test_a_second_log_starts_where_the_first_ended(context: Context, fit: LogFit
         assert told(second, stage).value == pytest.approx(getattr(second.calibration.factors, stage))
 
 
+@pytest.mark.slow
 def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
     log = run_on(context, HERE, steps=6)
@@ -262,6 +267,7 @@ def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context
     assert load_framework_calibration("verl==0.9", "fsdp2", tmp_path) == found
 
 
+@pytest.mark.slow
 def test_a_log_given_twice_tells_the_same_beside_a_trainer_that_it_did_not_tell(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({**JOB, "trainer_backends": ["megatron", "fsdp2"]}))
     rows = [{"step": k, "data": {"timing_s/step": 60.0 + k}} for k in range(4)]
@@ -273,6 +279,7 @@ def test_a_log_given_twice_tells_the_same_beside_a_trainer_that_it_did_not_tell(
     assert file.read_text() == before and [each.name for each in file.parent.iterdir()] == ["verl_fsdp.yaml"]
 
 
+@pytest.mark.slow
 def test_a_log_among_several_is_not_counted_again(context: Context, fit: LogFit) -> None:
     first, other = run_on(context, HERE), run_on(context, HERE, seed=3)
 
@@ -291,6 +298,7 @@ def test_a_log_among_several_is_not_counted_again(context: Context, fit: LogFit)
         fit_log(on_top(third), first, prior=PRIOR)
 
 
+@pytest.mark.slow
 def test_verdicts_and_fits_read_the_folder_of_a_configuration(tmp_path: Path) -> None:
     keys = {
         "actor_rollout_ref.model.path": "nobody/knows-this", "actor_rollout_ref.actor.use_dynamic_bsz": True,
@@ -355,6 +363,7 @@ def test_the_posterior_of_a_linear_stage_is_normal_conditioning() -> None:
     assert found.sigma("training", within) == pytest.approx(np.sqrt(found.covariance[at, at] + 0.1**2))
 
 
+@pytest.mark.slow
 def test_spreads_of_groups_are_found_again() -> None:
     """Two hundred groups of three configurations that state a stage each way."""
     random = np.random.default_rng(0)

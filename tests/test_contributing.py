@@ -40,6 +40,7 @@ def test_every_recipe_names_one_place_and_a_test_that_exists() -> None:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), test
 
 
+@pytest.mark.slow
 def test_a_gpu_is_one_file(tmp_path: Path) -> None:
     (tmp_path / "devices").mkdir()
     (tmp_path / "devices" / "half_h100.yaml").write_text(recipe("devices/half_h100.yaml"))
@@ -120,6 +121,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_framework_is_three_files_of_one_folder(tmp_path: Path) -> None:
     """In a copy of the package with the three files added, and nothing else changed."""
     package = copied_package(tmp_path)

@@ -223,6 +223,7 @@ def test_only_a_critic_is_placed() -> None:
         Job.model_validate({**JOB, "pools": [{"role": "reference", "placement": "own", "devices": 2}]})
 
 
+@pytest.mark.slow
 def test_openrlhf_is_written_and_read_back(tmp_path: Any) -> None:
     plan = plan_job(Job.model_validate({**JOB, "pools": [apart(4)], "nodes": 2}))
     (phase,) = plan.phases

@@ -24,6 +24,7 @@ def score(number: int, kinds: tuple[str, ...] | None = None) -> Score:
     return run(number, kinds_of(number) if kinds is None else kinds, 2026)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(8))
 def test_a_single_fault_is_ranked_first(number: int) -> None:
     """One of each kind; the study plants 144."""

@@ -146,6 +146,7 @@ def test_a_tutorial_runs_as_written(page: Path, alone: Path) -> None:
     assert run_page(page.read_text()) >= 2
 
 
+@pytest.mark.slow
 def test_the_readme_s_job_and_python_run(alone: Path) -> None:
     found = list(blocks((ROOT / "README.md").read_text()))
     jobs = [block for block in found if block.language == "yaml"]

@@ -41,6 +41,7 @@ def rows() -> list[StepRow]:
     return [rollout(framework, model, n) for framework in FRAMEWORKS for model in models for n in (8, 512)]
 
 
+@pytest.mark.slow
 def test_constants_that_all_frameworks_share_come_out(rows: list[StepRow]) -> None:
     found = fit_host(rows, "2026-11-24")
     assert [getattr(found, name).value for name in HOST] == pytest.approx(TRUE, rel=0.12)
@@ -63,6 +64,7 @@ def test_a_row_far_off_counts_little(rows: list[StepRow]) -> None:
     assert [getattr(found, name).value for name in HOST] == pytest.approx(TRUE, rel=0.35)
 
 
+@pytest.mark.slow
 def test_a_framework_left_out_says_nothing(rows: list[StepRow]) -> None:
     odd = [rollout(FRAMEWORKS[0], "Llama-3.1-8B", n, host=(2e-2, 4e-4)) for n in (8, 512)]
     others = [row for row in rows if framework_of(row) != "nemo_rl"]
@@ -100,6 +102,7 @@ def test_no_pool_holds_rows_of_the_framework_left_out() -> None:
         assert rows == {row for row in every if not row.startswith(begins)} != every
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_shipped_pool_is_what_its_rows_give(measured_data: Path) -> None:
     rows = read_all(StepRow, read_table(measured_data / "measured" / "rl_step.csv"))[0]

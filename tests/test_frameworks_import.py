@@ -289,6 +289,7 @@ def _adapter_name(framework: str) -> str | None:
     return names.get(framework.split(" ")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_measured_configurations_import_without_a_lost_key_and_export_equal(
     measured_data: Path, tmp_path: Path

@@ -67,6 +67,7 @@ def test_a_mandatory_key_that_nobody_states_is_an_error_that_says_so(
             job_of(read)
 
 
+@pytest.mark.slow
 def test_microbatches_over_all_gpus_count(tmp_path: Path) -> None:
     """64 samples over 8 GPUs with Ulysses 2 are 64 / 4 = 16 a forward, not one."""
     old = {"actor_rollout_ref__actor__use_dynamic_bsz": False, "actor_rollout_ref__actor__ppo_micro_batch_size": 64}
@@ -95,6 +96,7 @@ def test_groups_that_filtering_drops_are_rolled_out(version: str, tmp_path: Path
     assert rollout[0] > 1.5 * rollout[1]
 
 
+@pytest.mark.slow
 def test_generation_batches_follow_one_another(tmp_path: Path) -> None:
     """768 prompts at once end with their longest response, in two batches of 384 with that of each."""
     job = job_of(_read(tmp_path, "verl==0.5", **DAPO))

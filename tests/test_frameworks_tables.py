@@ -141,6 +141,7 @@ def test_a_key_table_cannot_speak_of_a_field_that_a_run_has_not() -> None:
         field("trainer.tensor_paralel", "actor.tp")
 
 
+@pytest.mark.slow
 def test_every_field_that_the_code_names_exists() -> None:
     """`ref` inside functions is only called when they run: here every literal is."""
     named = 0

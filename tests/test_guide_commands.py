@@ -50,6 +50,9 @@ ELSEWHERE = {
 BOUNDED = {"rlperf size ": ("--most-nodes", "2")}
 """What is said to commands, as they begin, that else plan a dozen clusters."""
 
+LONG = ("workloads", "audit", "calibrate")
+"""Pages whose commands take seconds together."""
+
 JUDGES = re.compile("rlperf (audit|verdict) ")
 """Commands whose exit code says whether what they were given is good."""
 
@@ -174,7 +177,11 @@ def words_of(line: str) -> list[str]:
     return [name for word in words[1:] for name in (map(str, Path().glob(word)) if "*" in word else [word])]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.stem in LONG else ()) for page in PAGES if commands(page)],
+    ids=lambda page: page.stem,
+)
 def test_commands_of_a_page_run_as_written(page: Path, desk: Path, made_plan: Path) -> None:
     lines = [line for line in commands(page) if not elsewhere(line)]
     if any("served.csv" in line for line in lines):

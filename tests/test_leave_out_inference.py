@@ -69,6 +69,7 @@ def _write(path: Path, rows: list[dict[str, object]]) -> None:
         writer.writerows(rows)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_not_seen(tmp_path: Path) -> None:
     found = []
     for name, slow in (("a", 1.0), ("b", 1.3)):
@@ -87,6 +88,7 @@ def test_what_is_left_out_is_not_seen(tmp_path: Path) -> None:
     assert [one.row_id for one in odd["h100_sxm"].seen] == [one.row_id for one in odd["h100_sxm"].left_out]
 
 
+@pytest.mark.slow
 def test_rows_see_no_fit_of_their_configuration(tmp_path: Path) -> None:
     fits = Refits(toy(tmp_path, 1.3))
     parts = {fold_of(case) for case in fits.cases}
@@ -98,6 +100,7 @@ def test_rows_see_no_fit_of_their_configuration(tmp_path: Path) -> None:
         assert not any(figure.used_in_calibration for figure in one.left_out)
 
 
+@pytest.mark.slow
 def test_an_engine_left_out_takes_the_pool(tmp_path: Path) -> None:
     other = tuple(
         {"row_id": f"s{load}_{tensor}", "engine": "sglang", "architecture": "Llama-3.1-8B", "gpu": "h100_sxm",
@@ -238,6 +241,7 @@ def test_first_tokens_of_closed_loops_tell_their_own_interval(tmp_path: Path) ->
     assert (narrow.low, narrow.high) == (0.95, 1.053)
 
 
+@pytest.mark.slow
 def test_profiles_of_one_engine_alone_are_fitted_and_read_again(tmp_path: Path) -> None:
     found = calibrate_serving(toy(tmp_path, 1.3), today="2030-01-01")
     assert found.rows == 40 and set(found.engines) == {"vllm"}
@@ -254,6 +258,7 @@ def test_profiles_of_one_engine_alone_are_fitted_and_read_again(tmp_path: Path) 
     assert alone.engines["vllm"].spread_served is None and alone.rows == 20
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["validate", toy(tmp_path).file, "--kind", "inference", "--leave-out", "device"]
     assert _exit([*words, "--json"]) == 0

@@ -65,6 +65,7 @@ def _lines(path: Path) -> dict[tuple[str, str], LeaveOutLine]:
     return {(line.metric, line.group): line for line in leave_out(path, "kernels", "device").lines}
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_scans_of_devices_left_out(measured_data: Path) -> None:
     found = _lines(measured_data / "kernels" / "gdn.csv")
@@ -79,7 +80,7 @@ def test_scans_of_devices_left_out(measured_data: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "most"),
     [
-        ("attn_decode_window", 20.0),
+        pytest.param("attn_decode_window", 20.0, marks=pytest.mark.slow),
         pytest.param("attn_prefill_window", 25.0, marks=pytest.mark.slow),
         ("mhc", 15.0),
     ],

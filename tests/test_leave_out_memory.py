@@ -19,6 +19,7 @@ def rows(measured_data: Path) -> list[TrainingRow]:
     return [row for row in read_training_rows(measured_data / "measured" / "training.csv")[0] if row.peak_bytes]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_peaks_of_frameworks_left_out(measured_data: Path) -> None:
     found = leave_out(measured_data / "measured" / "training.csv", "memory", "framework")

@@ -49,6 +49,7 @@ def one_process() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("by", "group", "stack"), [
     ("device", "h100_sxm", ("prime-rl", "h100_sxm")),

@@ -44,6 +44,7 @@ def test_rollouts_in_fp8_gain_as_published_where_no_expert_is(study: ModuleType,
     assert abs(found.error) < (0.2 if "A3B" in found.case.name else 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_published_gains_of_fp8_have_their_direction_and_size(study: ModuleType, measured_data: Path) -> None:
     found = study.predict(measured_data)

@@ -28,6 +28,7 @@ def monkeypatch_module():  # type: ignore[no-untyped-def]
         yield patch
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_training_layouts(study: ModuleType, measured_data: Path) -> None:
     found = study.training.outcomes(measured_data / "measured" / "training.csv")

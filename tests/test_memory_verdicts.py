@@ -40,6 +40,7 @@ def update(sequences: int, **keys: Any) -> dict[str, Any]:
     return {**LORA, "actor_rollout_ref.actor.ppo_micro_batch_size": sequences, **keys}
 
 
+@pytest.mark.slow
 def test_more_sequences_a_microbatch_are_a_larger_risk(tmp_path: Path) -> None:
     found = [probability(tmp_path, config=update(each)) for each in (8, 32, 64, 128, 512)]
     assert found == sorted(found)

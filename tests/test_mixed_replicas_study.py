@@ -27,6 +27,7 @@ def test_long_work_goes_to_the_wide_replicas(study) -> None:  # type: ignore[no-
     assert chosen.tolist() == [1, 2, 0, 2]
 
 
+@pytest.mark.slow
 def test_a_mix_pays_only_for_a_router_that_knows_lengths(study, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(study, "cases", lambda: [study.runaways()])  # the quickest of the three
     monkeypatch.setattr(study, "LONG_SHARES", (0.005, 0.05))  # of ten: with fewer a known length gains no more

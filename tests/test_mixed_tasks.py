@@ -106,6 +106,7 @@ SHORT = {**MATH, "max_response_tokens": 1024}
 """Math whose responses are cut before their time, beside tools whose are not."""
 
 
+@pytest.mark.slow
 def test_what_is_cut_is_said_of_each_task_and_with_its_own_maximum(tmp_path: Path) -> None:
     mixed = rlperf.plan_job(job(tasks=[SHORT, TOOLS]))
     alone = rlperf.plan_job(job(tasks=[SHORT])).phases[0].predicted

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import rlperf
 from rlperf.frameworks.audit import Compared, report
 from rlperf.frameworks.logs import out_of_memory
@@ -88,6 +90,7 @@ def test_a_verdict_does_not_praise_what_runs_out_of_memory(script: Path) -> None
     assert Compared("rollout", 20.0, 30.0).words == "rollout: measured 20 s, predicted 30 s (it took 0.67 times that)"
 
 
+@pytest.mark.slow
 def test_a_plan_is_sought_with_another_trainer_where_none_fits(tmp_path: Path) -> None:
     large = tmp_path / "run.sh"
     large.write_text(SCRIPT.replace("Qwen2.5-7B", "Qwen2.5-32B").replace("parallel_size=2", "parallel_size=4"))
@@ -101,6 +104,7 @@ def test_a_plan_is_sought_with_another_trainer_where_none_fits(tmp_path: Path) -
     assert "--model Qwen/Qwen2.5-32B-Instruct --gpus 8 " in command and command.endswith("--out plan/")
 
 
+@pytest.mark.slow
 def test_a_script_without_kl_is_imported_where_no_option_says_so(tmp_path: Path) -> None:
     large = tmp_path / "run.sh"
     text = SCRIPT.replace("Qwen2.5-7B", "Qwen2.5-32B").replace("parallel_size=2", "parallel_size=4").rstrip()
@@ -109,6 +113,7 @@ def test_a_script_without_kl_is_imported_where_no_option_says_so(tmp_path: Path)
     assert f"rlperf import {large} --cluster dgx_h100 --workload " in note and "--out job.yaml" in note
 
 
+@pytest.mark.slow
 def test_the_nearest_of_what_does_not_fit_is_what_its_keys_come_to(tmp_path: Path) -> None:
     large = tmp_path / "run.sh"
     large.write_text(SCRIPT.replace("Qwen2.5-7B", "Qwen2.5-32B"))

@@ -60,6 +60,7 @@ def test_keys_are_written_and_read_back(framework: str, tmp_path: Path) -> None:
     assert import_config([tmp_path / name], framework).run.batch.over_provision == 1.0
 
 
+@pytest.mark.slow
 def test_a_file_that_holds_no_such_number_says_so() -> None:
     """Beside a filter the same flag counts what the filter may drop."""
     text = plan_texts(plan_job(asked("slime", 1.5, algorithm="dapo")))["EXPORT.md"]

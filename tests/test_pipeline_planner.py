@@ -99,6 +99,7 @@ def test_exact_gives_up_honestly() -> None:
     assert not best_plan(problem, float("inf"), max_nodes=50).proven
 
 
+@pytest.mark.slow
 def test_published_plan_is_beaten() -> None:
     problem = PipelineProblem(nemotron(), MicrobatchSizes.equal(8), 4)
     assert problem.work_bound_s == pytest.approx(0.85194, rel=1e-9)

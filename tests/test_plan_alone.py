@@ -109,6 +109,7 @@ def test_a_plan_is_read_where_a_job_or_a_configuration_is_due(moved: tuple[Path,
     assert job.pools and job.modes == (read_plan(moved[0]).phases[0].mode,)
 
 
+@pytest.mark.slow
 def test_a_plan_of_options_takes_its_own_files_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "mine"
     here.mkdir()

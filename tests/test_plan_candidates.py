@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +121,7 @@ def test_pareto_mask_compares_only_inside_a_group() -> None:
     assert pareto_mask(costs, np.array([0, 1, 1])).tolist() == [True, True, False]
 
 
+@pytest.mark.slow
 def test_short_sequences_fill_a_microbatch() -> None:
     """Four sequences of 3,072 tokens were the largest microbatch tried: 5 % of an rl_step of 30B-A3B lay beyond."""
     job = short_job("Qwen3-30B-A3B", 32, "h100", max_prompt="1k", max_response="2k", prompts=256, mini_batch=128)

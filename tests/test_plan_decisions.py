@@ -75,6 +75,7 @@ def free(drift: dict[str, object]) -> Plan:
     return switching(drift, "0 s")
 
 
+@pytest.mark.slow
 def test_phases_of_a_drifting_recording(drift: dict[str, object], free: Plan) -> None:
     never, dear = switching(drift), switching(drift, "1 h")
     assert len({phase.pools for phase in never.phases}) == 1

@@ -138,6 +138,7 @@ def test_the_margin_of_the_plan_is_not_asked_of_the_defaults() -> None:
     assert pinned_to(question.context, stated(question.job)).job.limits.out_of_memory_risk == 1.0
 
 
+@pytest.mark.slow
 def test_several_tasks_and_groups_are_summed() -> None:
     task = SMALL["tasks"][0]  # type: ignore[index]
     tasks = [task, {**task, "name": "code", "workload": "programming"}]

@@ -122,6 +122,7 @@ def test_predict_of_the_plan_gives_the_plans_numbers() -> None:
     assert pinned.memory_bytes == phase.predicted.memory_bytes
 
 
+@pytest.mark.slow
 def test_pruning_does_not_cut_the_optimum() -> None:
     question = ask(job(modes=["colocated", "disaggregated", "one_step_off"], limits={"staleness": 1}))
     context, task = question.context, question.context.tasks[0]
@@ -296,6 +297,7 @@ def test_layers_that_leave_a_remainder_are_planned_with_their_ends_stated(framew
     assert settings.first_stage_layers + settings.last_stage_layers == 28 - 6 * 4
 
 
+@pytest.mark.slow
 def test_the_optimizer_goes_to_the_host_only_where_it_must() -> None:
     stays = plan_job(job(architecture="Qwen3-8B", pools=[{"role": "trainer", "settings": {"backend": "megatron"}}]))
     assert {pool.layout.offload for pool in stays.phases[0].pools} == {"none"}

@@ -64,6 +64,7 @@ def test_free_turns_take_no_more_and_change_only_where_that_surely_pays(kept: Pl
         assert free.switching is None or free.switching.low <= 0.0
 
 
+@pytest.mark.slow
 def test_policies_of_their_own_pay_for_every_handover() -> None:
     tasks = [SHORT, {**LONG, "architecture": "Qwen2.5-1.5B"}]
     alone = sum(plan_job(job(tasks=[task])).objective for task in tasks)
@@ -93,6 +94,7 @@ def test_a_change_takes_what_is_stated_or_a_start_and_a_checkpoint() -> None:
     assert change_s(checkpoint) == change_s(starts) + 60.0
 
 
+@pytest.mark.slow
 def test_turns_close_the_circle_and_lead_on_to_the_next_group() -> None:
     tasks = [SHORT, LONG, {**SHORT, "name": "other"}]
 
@@ -123,6 +125,7 @@ def test_common_layouts_run_for_every_task() -> None:
         assert (configurations[0].pool("trainer").settings.token_budget or 0) >= longest
 
 
+@pytest.mark.slow
 def test_tasks_beside_each_other_and_mixed_ones_hand_nothing_over() -> None:
     for sharing in ("devices", "mixed"):
         plan = plan_job(job(nodes=2, sharing=sharing, tasks=[SHORT, {**LONG, "prompts_per_step": 32}]))

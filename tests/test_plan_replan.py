@@ -153,6 +153,7 @@ def test_stays_where_nothing_is_better() -> None:
     assert found.stay_s * 48 == pytest.approx(steady.truth_s(steady.running, 12, 59), rel=0.08)
 
 
+@pytest.mark.slow
 def test_stays_where_the_switch_costs_more_than_it_saves(wide: Run) -> None:
     dear = wide.context.job.model_copy(update={"horizon": wide.context.job.horizon.model_copy(update={"switch": 1e5})})
     found = replanned(replace_context(wide, dear), 20)
@@ -165,6 +166,7 @@ def replace_context(made: Run, asked: Job) -> Run:
     return replace(made, context=replace(made.context, job=asked))
 
 
+@pytest.mark.slow
 def test_stays_on_a_short_noisy_log_of_a_close_call() -> None:
     """Two rl_steps with 30 % noise, and a layout that is nearly as good: no certainty, no switch."""
     close = run(pinned(2), 2, growth=0.0, noise=0.3, asked=job(horizon={"rl_steps": 60, "group": 20, "switch": "5 s"}))
@@ -216,6 +218,7 @@ def write_run(made: Run, folder: Path, asked: Job) -> None:
         (dump / f"packed_lengths_step_{step}.jsonl").write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 def test_command(wide: Run, tmp_path: Path) -> None:
     asked = job(horizon={"rl_steps": 60, "switch": "60 s"})
     write_run(wide, tmp_path, asked)

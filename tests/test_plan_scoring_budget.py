@@ -57,6 +57,7 @@ def test_what_the_job_states_stays() -> None:
     assert trainer(plan_job(job(pools=stated))).scoring_token_budget == 6000
 
 
+@pytest.mark.slow
 def test_memory_bounds_the_scoring_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every judged candidate keeps its risk; with budgets without end some would not."""
     monkeypatch.setattr(scoring_budget, "WORTH", 1e-6)

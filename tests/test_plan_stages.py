@@ -50,6 +50,7 @@ def test_interleaved_stages_have_the_closed_form_and_give_layers_to_the_first_of
     assert stated_ends(heavy_head(layers=24), 24, 4, 16, stated, chunks=2) == ends
 
 
+@pytest.mark.slow
 def test_layers_that_divide_into_no_chunks_are_interleaved_with_uneven_ends() -> None:
     """94 layers on 8 stages: Megatron-Core takes 12 + 6 x 12 + 10 in two chunks each."""
     tasks = [{**TASK, "prompts_per_step": 64, "mini_batch": 64}]
@@ -100,6 +101,7 @@ def test_layers_of_a_mixed_architecture_have_their_own_times() -> None:
     assert len(set(np.round(profile.work_s[1:-1], 9))) == len(set(profile.kinds)) - 2
 
 
+@pytest.mark.slow
 def test_a_plan_states_its_stages_where_the_framework_can_and_predict_agrees() -> None:
     plan = plan_job(job())
     trainer = plan.phases[0].pool("trainer")
@@ -139,6 +141,7 @@ def test_a_fuller_stage_takes_more_memory() -> None:
     assert held[16] > 1.4 * held[7]
 
 
+@pytest.mark.slow
 def test_stages_are_stated_only_where_the_memory_holds_them() -> None:
     plan = plan_job(job())
     trainer = plan.phases[0].pool("trainer").settings

@@ -57,6 +57,7 @@ def test_the_cards_add_up_tasks_that_take_turns(turns: Plan) -> None:
     assert "per rl_step of all 2 tasks" in plan_page(turns)
 
 
+@pytest.mark.slow
 def test_the_cards_count_handovers_and_wait_for_the_slowest_beside_each_other() -> None:
     apart = plan_job(job(nodes=2, sharing="devices"))
     assert not any("stay idle" in line for phase in apart.phases for line in phase.binds)
@@ -72,6 +73,7 @@ def test_the_cards_count_handovers_and_wait_for_the_slowest_beside_each_other() 
     assert "of it to change layouts between tasks" in plan_page(own)
 
 
+@pytest.mark.slow
 def test_the_page_lists_every_group_and_its_card_is_their_mean(tmp_path: Path) -> None:
     task = {**TASK, "workload": str(drifting(tmp_path / "drift", 40, 1500))}
     plan = plan_job(job(tasks=[task], horizon={"rl_steps": 4, "group": 1}))

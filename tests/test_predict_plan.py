@@ -154,6 +154,7 @@ def test_a_framework_brings_its_own_engine_and_its_modes(tmp_path: Path) -> None
     assert {split.mode for split in splits(question.context)} == {"colocated"}
 
 
+@pytest.mark.slow
 def test_a_plan_file_stands_for_its_job_everywhere(tmp_path: Path) -> None:
     plan = small_plan()
     file = tmp_path / "plan.yaml"

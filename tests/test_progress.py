@@ -60,6 +60,7 @@ def test_a_repair_moves_with_every_change_that_is_tried(tmp_path: Path) -> None:
     assert len(set(mending)) > 2 and mending == sorted(mending) and mending[0] >= 0.25 and mending[-1] < 0.5
 
 
+@pytest.mark.slow
 def test_an_audit_and_a_ranking_move_with_their_parts(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(

@@ -166,6 +166,7 @@ def test_an_asynchronous_plan_speaks_of_pools_that_wait() -> None:
     assert any("pool waits most" in note for note in rlperf.explain(plan).causes.notes)
 
 
+@pytest.mark.slow
 def test_every_answer_prints_for_people(tmp_path: Path) -> None:
     job = few(rlperf.short_job("Qwen3-8B", 8, "h100", max_response="4k", prompts=32))
     sizing = rlperf.size_job(job, "step<=20min", most_nodes=2)
@@ -213,6 +214,7 @@ def test_one_framework_and_a_comma_is_no_two() -> None:
         rlperf.predict_job(JOB.model_copy(update={"framework": "verl,"}))
 
 
+@pytest.mark.slow
 def test_frameworks_are_ranked_by_the_objective_and_the_refused_stand_last_with_the_reason() -> None:
     job = few(rlperf.short_job("Qwen3-8B", 8, max_response="2k", prompts=16, group=4, mode="one_step_off"))
     ranking = rlperf.plan_frameworks(job, "slime,verl,trl")
@@ -250,6 +252,7 @@ def test_a_ranking_tells_apart_by_what_it_ranks_by() -> None:
     assert any(words in line for line in FrameworkRanking((first, second)).notes())
 
 
+@pytest.mark.slow
 def test_plans_of_several_phases_are_told_apart_too() -> None:
     """By all that their phases take: one task's gain may be another's loss."""
     tasks = [JOB.tasks[0].model_copy(update={"name": name, "workload": name}) for name in ("math", "programming")]

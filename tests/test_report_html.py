@@ -82,6 +82,7 @@ def swept() -> SweepResult:
     return sweep_job(Sweep(name="sweep & more", job=JOB, grid=grid), workers=1)
 
 
+@pytest.mark.slow
 def test_a_plan_page_is_whole_and_loads_nothing(plan: Plan, found: tuple[Judged, ...]) -> None:
     assert found[0][2].rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-12)
     page = plan_page(plan, found)
@@ -94,11 +95,13 @@ def test_a_plan_page_is_whole_and_loads_nothing(plan: Plan, found: tuple[Judged,
     assert "<title>small &lt;job&gt;</title>" in page and 'name="viewport"' in page
 
 
+@pytest.mark.slow
 def test_without_the_job_s_files_the_page_says_what_is_missing(plan: Plan) -> None:
     page = plan_page(plan, missing="no such workload")
     assert "no such workload" in page and "Where every constant is from" not in read(page).headings
 
 
+@pytest.mark.slow
 def test_every_figure_of_a_plan_draws_in_both_widths(plan: Plan, found: tuple[Judged, ...]) -> None:
     context, task, evaluation = found[0]
     drawings = [*plan_drawings(plan.phases[0]), *judged_drawings(context, task, evaluation)]
@@ -192,6 +195,7 @@ def test_front_has_no_point_that_another_beats() -> None:
         assert (i in kept) == (not beaten)
 
 
+@pytest.mark.slow
 def test_a_sweep_page_has_failures_columns_and_a_warning(swept: SweepResult) -> None:
     page = sweep_page(swept, ask(Job.model_validate(JOB)).context)
     parsed = read(page)

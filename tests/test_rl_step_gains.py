@@ -37,6 +37,7 @@ def test_resharding_saves_what_was_published(study: ModuleType, expected: dict[s
         assert one.computed_mid == pytest.approx(float(expected[one.case]["computed_mid"]), abs=0.02)
 
 
+@pytest.mark.slow
 def test_streaming_gains_are_near_the_published_range(study: ModuleType, expected: dict[str, dict[str, str]]) -> None:
     (one,) = study.streaming()
     assert one.verdict in ("within", "overlaps")

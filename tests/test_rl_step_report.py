@@ -82,6 +82,7 @@ def test_view_of_a_job_prints(tmp_path: Path) -> None:
     assert "would be shorter without: rollout" in text
 
 
+@pytest.mark.slow
 def test_the_whole_run_of_a_job() -> None:
     from rlperf.api import ask, plan_job, predict_job
     from rlperf.cli.output import default_job

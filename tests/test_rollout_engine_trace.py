@@ -68,6 +68,7 @@ def test_damaged_lines_are_all_listed(tmp_path: Path) -> None:
     assert [problem.line for problem in caught.value.problems] == [1, 2, 3, None]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_search_r1_fitted_on_step_0_predicts_steps_1_and_2(measured_data: Path) -> None:
     """Recorded SGLang rollouts of 512 trajectories a replica (PolyTrace search_r1_7b); targets of 4 % and 3 %."""

@@ -80,6 +80,7 @@ def random_case(seed: int) -> Case:
     return trajectories, cost, limits, options
 
 
+@pytest.mark.slow
 def test_events_equal_the_token_loop_on_200_random_cases() -> None:
     preemptions = hits = speculative = multi_turn = 0
     for seed in range(200):

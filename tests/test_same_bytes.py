@@ -60,6 +60,7 @@ def test_two_hash_seeds_and_two_numbers_of_threads(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_the_pipeline_line_of_a_plan_does_not_ask_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is so busy that every search's time is over at once, the line is still the same."""
     from rlperf.api import ask

@@ -140,6 +140,7 @@ OPEN = {
 }
 
 
+@pytest.mark.slow
 def test_devices_and_placement_are_chosen_as_brute_force_does() -> None:
     """Every placement and number of devices pinned in turn: none is better than what the screen finds open."""
     context = resolve(Job.model_validate({**JOB, **OPEN}))

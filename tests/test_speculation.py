@@ -246,6 +246,7 @@ def test_acceptance_is_what_the_command_fits(measured_data: Path) -> None:
     assert found.frozen.value == pytest.approx(shipped.frozen.value, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_curves_of_a_model_left_out_are_predicted(measured_data: Path) -> None:
     """Up to three drafts, which is what recipes use; deeper ones differ by model (DeepSeek-V4-Pro falls to nothing)."""

@@ -81,6 +81,7 @@ def test_workload_fidelity_where_the_criterion_can_be_met(measured_data: Path) -
     assert abs(law.mean_bias) < law.luck
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_configurations_predict_the_same_after_a_round_trip(measured_data: Path) -> None:
     found = load("round_trip").files(measured_data / "frameworks" / "examples")
@@ -96,6 +97,7 @@ def test_exported_plans_predict_what_was_planned(framework: str) -> None:
     assert [each for each in found if not each.same] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", slow_but(FRAMEWORKS, "verl", "slime"))
 def test_what_a_search_kept_and_did_not_choose_is_what_its_files_say(framework: str) -> None:
     found = [each for each in load("round_trip").candidates(framework, 4, 7711) if not each.refused]
@@ -105,6 +107,7 @@ def test_what_a_search_kept_and_did_not_choose_is_what_its_files_say(framework: 
     assert [lost for each in found for lost in each.lost if fixed not in lost] == []
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_one_log_brings_the_other_configurations_nearer(measured_data: Path) -> None:
     """Two measured configurations on a cluster that takes 1.25 times as long in every stage: each as the other's log.

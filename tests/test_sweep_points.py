@@ -92,6 +92,7 @@ def test_every_point_is_what_the_planner_screens_for_it_alone(mixed: SweepResult
     assert_screened_alone(mixed, rows[::9])
 
 
+@pytest.mark.slow
 def test_partial_rollouts_and_all_that_a_point_leaves_open_are_the_planners_too() -> None:
     """Splits, modes and backends compete for each point; engines that closed forms take for equal fall as they do."""
     job = {**JOB, "framework": "verl==0.9.0", "trainer_backends": ["fsdp2", "megatron"], "nodes": 2}
@@ -175,6 +176,7 @@ def test_events_are_what_predict_says() -> None:
         assert row["trainer_memory_bytes"] == pytest.approx(predicted.memory_bytes["trainer"].total)
 
 
+@pytest.mark.slow
 def test_plan_is_what_the_planner_says() -> None:
     from rlperf.api import plan_job
 

@@ -181,6 +181,7 @@ def _run(path: str, out: str) -> None:
     sweep_job(path, out, workers=1)
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_and_resumed_it_is_the_same(whole: Path, tmp_path: Path) -> None:
     path, out = write(tmp_path, grid=GRID), tmp_path / "out"
     context = multiprocessing.get_context("forkserver")
@@ -206,6 +207,7 @@ def test_killed_at_ten_random_moments_and_resumed_it_is_the_same(whole: Path, tm
     assert contents(out) == contents(whole)
 
 
+@pytest.mark.slow
 def test_two_processes_find_the_same(whole: Path, tmp_path: Path) -> None:
     done: list[float] = []
     sweep_job(write(tmp_path, grid=GRID), tmp_path / "out", workers=2, report=lambda share, _text: done.append(share))
@@ -308,6 +310,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     script, pids = tmp_path / "parent.py", tmp_path / "pids"
     script.write_text(_PARENT)

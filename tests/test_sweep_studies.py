@@ -29,6 +29,7 @@ def expected(name: str) -> pl.DataFrame:
     return pl.read_csv(STUDIES / name / "expected.csv")
 
 
+@pytest.mark.slow
 def test_capacity_holds_for_its_table_and_for_a_fresh_run() -> None:
     module = study("capacity")
     module.check(expected("capacity"))

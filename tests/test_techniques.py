@@ -63,6 +63,7 @@ def test_drafts_gain_what_a_plan_with_them_open_gains() -> None:
     assert drafts.gain == pytest.approx(1.0 - (changed.rows[1].ratio or 0.0), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_what_the_framework_itself_refuses_says_so_and_progress_moves_with_every_row() -> None:
     shares: list[tuple[float, str]] = []
     asked = job(framework="verl", max_response="4k")

@@ -76,6 +76,7 @@ def test_numbers_of_packed_microbatches_are_means_over_the_bins(lengths: list[in
     assert float(made.sum_squares) == pytest.approx(np.mean([(values[b] ** 2).sum() for b in bins]))
 
 
+@pytest.mark.slow
 def test_dealing_many_sequences_balances_as_well_as_differencing() -> None:
     lengths = np.minimum(np.random.default_rng(0).lognormal(8.0, 1.0, 40_000), 16_384.0)
     for parts in (8, 64, 400):

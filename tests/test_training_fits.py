@@ -62,6 +62,7 @@ def made(folder: Path, shift: dict[str, float]) -> tuple[list[TrainingRow], Time
     return rows, Timed(rows)
 
 
+@pytest.mark.slow
 def test_pooled_constants_are_found_and_what_rows_do_not_tell_stays(tmp_path: Path) -> None:
     rows, timed = made(tmp_path, {"sustained": -0.25})
     fit = fit_rows(rows)
@@ -91,6 +92,7 @@ def test_slopes_of_all_constants_at_once_are_those_of_one_after_the_other(tmp_pa
     assert not at_once[:, experts].any()  # a dense model
 
 
+@pytest.mark.slow
 def test_intervals_are_read_where_a_fit_does_not_look(tmp_path: Path) -> None:
     rows, _ = made(tmp_path, {})
     noise = np.random.default_rng(0).normal(0.0, 0.15, len(rows))
@@ -120,6 +122,7 @@ def test_what_a_fit_leaves_open_is_more_where_it_saw_less(tmp_path: Path) -> Non
     assert here.dense < strange.dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooled", [True, False])
 def test_the_run_writes_seconds_and_leaves_memory_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pooled: bool

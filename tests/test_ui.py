@@ -118,6 +118,7 @@ def test_sliders_ask_what_if_and_stay_within_a_second(plan: Plan) -> None:
         asked.moved({**start, "group": 0})
 
 
+@pytest.mark.slow
 def test_a_batch_of_several_tasks_has_no_slider_of_one() -> None:
     from rlperf.ui.asked import Alternatives
 
@@ -221,6 +222,7 @@ def test_the_page_shows_the_plan_and_moves(plan: Plan) -> None:
     as_user(visit, **SHORT)
 
 
+@pytest.mark.slow
 @needs_nicegui
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_sliders_are_planned_of_a_file_too(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def test_first_of_is_the_inverse_of_tokens_per_step() -> None:
             assert first_of(tokens_per_step(first, 0.9, drafts), 0.9, drafts) == pytest.approx(first, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_published_rows_are_predicted(measured_data: Path) -> None:
     """Heads of models left out; gains at the accepted length; milliseconds per token of a drafting engine."""

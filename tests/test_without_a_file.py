@@ -55,6 +55,7 @@ def test_a_plan_under_another_framework_obeys_its_rules(
     assert plan.phases[0].pool("trainer").settings.backend in ("fsdp2", "deepspeed", "accelerate_fsdp2")
 
 
+@pytest.mark.slow
 def test_several_frameworks_are_ranked_and_each_plan_gets_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

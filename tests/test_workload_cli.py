@@ -55,6 +55,7 @@ def test_fit(fitted: Path) -> None:
     assert model.provenance.responses == 192
 
 
+@pytest.mark.slow
 def test_fidelity(fitted: Path, trace: Path) -> None:
     held_out = trace / "packed_lengths_step_2.jsonl"
     found = json.loads(run("fidelity", fitted, held_out, "--json", "--replicates", 40))

@@ -91,6 +91,7 @@ def test_likelihood_of_responses_at_the_cap_is_their_probability(effects: Prompt
     assert np.exp(log_likelihood(effects, data)[0]) == pytest.approx(share, rel=0.04)
 
 
+@pytest.mark.slow
 @FORMS
 @pytest.mark.parametrize("cap", slow_but((None, 1500), None))
 def test_the_form_and_its_parameters_are_found_again(effects: PromptEffects, cap: int | None) -> None:
@@ -119,6 +120,7 @@ def test_the_form_and_its_parameters_are_found_again(effects: PromptEffects, cap
     assert abs(again.icc - effects.score_icc()) < 4.0 * again.icc_se
 
 
+@pytest.mark.slow
 def test_alike_is_seldom_taken_for_another_form() -> None:
     forms = []
     for seed in range(8):
@@ -146,6 +148,7 @@ def test_the_share_of_rl_steps_comes_out_of_the_prompts() -> None:
     assert moved.effects.score_icc() == pytest.approx(moved.icc, rel=0.03)
 
 
+@pytest.mark.slow
 def test_turns_that_share_prompts_and_trajectories() -> None:
     """Prompt effects that resemble each other, own parts that carry on and forms per turn are found again."""
     preset = load_model("searching")
@@ -182,6 +185,7 @@ def test_effects_whose_correlations_contradict_each_other_stay_normal() -> None:
     assert np.corrcoef(exact)[(0, 1, 0), (1, 2, 2)] == pytest.approx((0.3, 0.5, 0.0), abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_recordings_ask_for_the_forms(measured_data: Path) -> None:
     """deepcoder's long prompts spread more, and no group is all at the cap."""

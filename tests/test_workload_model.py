@@ -159,6 +159,7 @@ def test_round_trip_within_standard_errors(
     assert abs(fitted.dependence.beta - beta) < 4.5 * max(fitted.dependence.beta_se, 0.02)
 
 
+@pytest.mark.slow
 def test_errors_are_neither_too_small_nor_too_large() -> None:
     """Over repeated samples the estimates scatter as their standard errors say, group correlation included."""
     law, found = LAWS["gamma"][0], []
@@ -240,6 +241,7 @@ def steady(steps: int) -> LengthModel:
     return quick(drifting(0.0, steps))
 
 
+@pytest.mark.slow
 def test_drift() -> None:
     model = quick(drifting(0.08, 8))
     assert model.drift.trend
@@ -252,6 +254,7 @@ def test_drift() -> None:
     assert steady(6).drift.step_sd < 0.1
 
 
+@pytest.mark.slow
 def test_few_steps_are_admitted() -> None:
     assert "cannot be told" in forecast_lengths(steady(1), 3).known
     wide, many = forecast_lengths(steady(2), 2), forecast_lengths(steady(6), 2)
@@ -279,6 +282,7 @@ def test_runaway_change() -> None:
     assert "whether they come back cannot be known" in known
 
 
+@pytest.mark.slow
 def test_ragged_and_single_groups() -> None:
     rng = np.random.default_rng(0)
     ragged = LengthTable.from_groups(rng.integers(50, 90, 60), [rng.integers(50, 900, 1 + i % 5) for i in range(60)])
@@ -299,6 +303,7 @@ def test_large_recordings_are_thinned_by_group() -> None:
     assert small.group_size == 8
 
 
+@pytest.mark.slow
 def test_turns_that_grow_and_tools_that_queue() -> None:
     """Turns, contexts and tools are found again; also third turns with a law of their own, and tools that are slow
     after short turns."""
@@ -421,6 +426,7 @@ def test_a_cache_that_may_bind_stays() -> None:
     assert unlimited_if_roomy(parts, replace(tight, kv_tokens=4000.0)).kv_tokens == np.inf
 
 
+@pytest.mark.slow
 def test_fidelity_of_the_true_law() -> None:
     """A model judged on its own samples: intervals cover, bias and group maxima are small."""
     model = model_of(LAWS["gamma"][0], 0.3)
@@ -499,6 +505,7 @@ def test_dependence_of_independent_responses_is_small() -> None:
 # ------------------------------------------------------------------ recordings
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("folder", "fitted", "judged", "most"),
@@ -523,6 +530,7 @@ def test_held_out_steps(
     assert abs(result.group_max_ratio_error) < 1.3 * result.group_maximum.tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_cap_extrapolation(measured_data: Path) -> None:
     """Censored copies, asked for the true maximum. 61 % of deepcoder reach that cap: its shape is not in the data."""

@@ -34,6 +34,8 @@ def test_a_run_is_normal_slow_or_fast_against_its_own_prediction(script: Path) -
 
     assert said(due).startswith("normal: ")
     assert said(0.9 * low).startswith("faster than expected: ")
+    other = verdict_of(replace(found, measured=(Compared("rl_step", 2.0 * high, due),), unlike=True))
+    assert other is not None and other.line.startswith("not comparable: ") and other.slowest is None
     assert said(2.0 * high).startswith(f"slow by {100 * (2.0 * high / due - 1):.0f} %: ")
     assert (
         "look first at rollout"

@@ -93,6 +93,8 @@ class Audit:
     """Why the log's seconds and the predicted ones may not compare: other lengths, a calibration that this log told."""
     shortage: str = ""
     """That the engine's cache holds no longest request, where it does not."""
+    unlike: bool = False
+    """Whether the log's responses are of other lengths than those predicted with, by more than `ALIKE`."""
 
     def __str__(self) -> str:
         return "\n".join(report(self))
@@ -172,8 +174,12 @@ def audit(
         best, note = best_of(job, facts, predicted.rl_step_s, files, folder, rest)
         notes += [note] if note else []
     against, short = compared(predicted, log), "" if evaluation is None else cache_shortage(evaluation)
-    but = _cautions(evaluation, log, job.tasks[0].workload) if evaluation and log else ()
-    return Audit(imported, job, sort(findings), predicted, best, tuple(notes), (), against, unjudged, "", but, short)
+    unlike = _other_lengths(evaluation, log, job.tasks[0].workload) if evaluation and log else ""
+    but = (*([unlike] if unlike else []), *(_told(evaluation, log) if evaluation and log else []))
+    return Audit(
+        imported, job, sort(findings), predicted, best, tuple(notes), measured=against, unjudged=unjudged, cautions=but,
+        shortage=short, unlike=bool(unlike),
+    )  # fmt: skip
 
 
 def _predicted(
@@ -218,20 +224,25 @@ ALIKE = 1.2
 """Ratio of mean response lengths up to which seconds of a log and of a prediction are compared without a word [1]."""
 
 
-def _cautions(evaluation: Evaluation, log: StepLog, workload: str) -> tuple[str, ...]:
-    """`Audit.cautions`."""
-    found, told = [], logs_of(evaluation.stack.framework)
+def _other_lengths(evaluation: Evaluation, log: StepLog, workload: str) -> str:
+    """That a log's responses are not those that were predicted with, and what would make them so; or empty."""
     logged = log.mean("response_tokens") or math.nan
     taken = float(np.mean([table.response_tokens.mean() for table in evaluation.demand.tables]))
-    if max(logged / taken, taken / logged) > ALIKE:
-        found.append(
-            f"not alike: responses of the log have {logged:,.0f} tokens in the mean, those predicted with ({workload}) "
-            f"{taken:,.0f}: name a rollout dump of the run (--rollouts) or its lengths (--workload)"
-        )
-    if told:
-        whose = "this log told, so that it is near by that alone" if log.digest in told else "logs of this cluster told"
-        found.append(f"predicted with a calibration that {whose}: move calibrations/ away for what is shipped")
-    return tuple(found)
+    if not max(logged / taken, taken / logged) > ALIKE:
+        return ""
+    return (
+        f"not alike: responses of the log have {logged:,.0f} tokens in the mean, those predicted with ({workload}) "
+        f"{taken:,.0f}: name a rollout dump of the run (--rollouts) or its lengths (--workload)"
+    )
+
+
+def _told(evaluation: Evaluation, log: StepLog) -> list[str]:
+    """That logs told the calibration which this one is held against."""
+    told = logs_of(evaluation.stack.framework)
+    if not told:
+        return []
+    whose = "this log told, so that it is near by that alone" if log.digest in told else "logs of this cluster told"
+    return [f"predicted with a calibration that {whose}: move calibrations/ away for what is shipped"]
 
 
 def _unjudged(given: Imported, offers: Sequence[WhatIf], sequences: int) -> str:

@@ -38,6 +38,7 @@ class Verdict:
     rl_step_s : measured where there is a log, else predicted [s]
     expected_s, low_s, high_s : what this hardware should take: the prediction, its 5th and 95th percentile [s]
     measured : whether ``rl_step_s`` is from a log
+    unlike : whether that log is of other lengths than the prediction, so that neither says much of the other
     slowest : of the logged stages the one that exceeds its prediction by most seconds, where the rl_step is slow
     changes : largest gain first, at most `CHANGES`
     best_s : the planner's best on the same devices, where it was asked [s]
@@ -58,6 +59,7 @@ class Verdict:
     unjudged: str = ""
     fails: str = ""
     cautions: tuple[str, ...] = ()
+    unlike: bool = False
 
     @property
     def normal(self) -> bool:
@@ -71,7 +73,7 @@ class Verdict:
     def in_time(self) -> bool:
         """The same of the speed alone."""
         if self.measured:
-            return self.rl_step_s <= self.high_s
+            return self.unlike or self.rl_step_s <= self.high_s
         return self.best_s is None or self.rl_step_s <= 1.05 * self.best_s
 
     @property
@@ -92,6 +94,8 @@ class Verdict:
                 return f"normal: {said}, and no plan on this hardware is 5 % faster"
             more = 100.0 * (self.rl_step_s / self.best_s - 1.0)
             return f"slow by {more:.0f} %: {said}, where this hardware can do {human_seconds(self.best_s)}"
+        if self.unlike:
+            return f"not comparable: {took} per rl_step; of responses of other lengths {due} ({interval}) is predicted"
         if self.rl_step_s < self.low_s:
             return f"faster than expected: {took} per rl_step, where this hardware should take {due} ({interval})"
         if self.in_time:
@@ -110,7 +114,7 @@ def verdict_of(found: Audit) -> Verdict | None:
     step = said.rl_step_s if whole is None else whole.measured_s
     over = [(each.measured_s - each.predicted_s, each) for each in stages if each.predicted_s is not None]
     worst = max(over, key=lambda pair: pair[0], default=(0.0, None))
-    slow = whole is not None and step > said.high_s and worst[0] > 0.0
+    slow = whole is not None and not found.unlike and step > said.high_s and worst[0] > 0.0
     best = found.best.phases[0].predicted.rl_step_s if found.best else None
     memory = _memory(said)
     fails = found.ended or (memory if whole is None else "")
@@ -126,6 +130,7 @@ def verdict_of(found: Audit) -> Verdict | None:
         unjudged=found.unjudged,
         fails=fails,
         cautions=(*([memory] if memory and memory != fails else []), *found.cautions),
+        unlike=found.unlike,
     )
 
 

@@ -27,7 +27,7 @@ from rlperf.specs.hardware import BEST_READ, Hardware
 from rlperf.specs.profiles import load_architecture
 
 PULL = 0.02
-"""Pull of a constant to its start, in units of the misfit: eight of them, some told by few rows."""
+"""Pull of a constant to its start, in units of the misfit: eight or ten of them, some told by few rows."""
 GATHERED = ("sparse", "sparse_reusing", "compressed_sparse")
 """Mixers whose queries choose keys one by one; whole blocks, and all keys, are read as they lie."""
 _TABLES = {"csa": "compressed_sparse", "hca": "compressed", "reusing": "sparse_reusing"}

@@ -62,12 +62,9 @@ class Load:
         cached = beside * self.context
         return self.chunks * cost.engine_step_s(beside, cached, share * self.isl, share * self.pairs, share)
 
-    def added_s(self, cost: EngineStepCost, running: FloatArray | float, prompts: Array = 1.0) -> FloatArray:
-        """Seconds by which ``prompts`` prompts make ``running`` decodes wait: Δ, what they add or take on their own."""
-        whole = self.prompts_s(cost, running, prompts)
-        if not self.chunked:
-            return whole
-        return np.maximum(whole - self.chunks * cost.decode_s(running, running * self.context), 0.0)
+    def added_s(self, whole: FloatArray, decode: FloatArray) -> FloatArray:
+        """Seconds that decodes wait for prompts: Δ, added to ``decode``, or ``whole`` steps of their own."""
+        return np.maximum(whole - self.chunks * decode, 0.0) if self.chunked else whole
 
 
 @dataclass(frozen=True)
@@ -121,8 +118,7 @@ def closed_loop(cost: EngineStepCost, concurrency: Array, load: Load, *, arrivin
     for _ in range(12):
         decode = cost.decode_s(running, running * load.context)
         whole = load.prompts_s(cost, running, group)
-        added = whole - load.chunks * decode if load.chunked else whole
-        tpot = decode + load.interference * others * np.maximum(added, 0.0) / (group * steps)
+        tpot = decode + load.interference * others * load.added_s(whole, decode) / (group * steps)
         ttft = np.where(c <= 1.0, alone, whole if load.chunked else whole + decode / 2.0)
         share = steps * tpot / (steps * tpot + ttft)
         before, running = running, np.maximum(0.5 * (running + slots * share), least)
@@ -219,10 +215,8 @@ def _arrival_s(cost: EngineStepCost, rate: FloatArray, running: FloatArray, load
     """Seconds to the first token of a random arrival at an engine that decodes ``running``, others come at ``rate``."""
     decode, alone = cost.decode_s(running, running * load.context), load.prompts_s(cost)
     one, two = (load.prompts_s(cost, running, prompts) for prompts in (1.0, 2.0))
-    added = load.added_s(cost, running)
-    return _first_token_s(
-        rate, running, decode, added, np.maximum(two - one, 0.0), alone, load.chunked, load.look_ahead
-    )
+    added, more = load.added_s(one, decode), np.maximum(two - one, 0.0)
+    return _first_token_s(rate, running, decode, added, more, alone, load.chunked, load.look_ahead)
 
 
 TURNS = 16
@@ -335,7 +329,7 @@ def queue_of(cost: EngineStepCost, sent: Array, load: Load) -> Served:
     rest = n - waves * b
     full, last, half = (cost.decode_s(some, some * load.context) for some in (b, rest, b / 2.0))
     group = np.clip(np.floor(load.token_budget / as_float(load.isl)), 1.0, b)
-    prompt = load.added_s(cost, b, group) / group
+    prompt = load.added_s(load.prompts_s(cost, b, group), full) / group
     fill = np.ceil(b * load.isl / load.token_budget) * np.maximum(2.0 * half - full, 0.0)
     seconds = osl * (waves * full + (rest > 0.0) * last) + n * prompt + fill
     beside = (1.0 - 0.5 * b / n) * (b - 1.0) * prompt / np.maximum(osl - 1.0, 1.0)

@@ -174,11 +174,12 @@ def audit(
         best, note = best_of(job, facts, predicted.rl_step_s, files, folder, rest)
         notes += [note] if note else []
     against, short = compared(predicted, log), "" if evaluation is None else cache_shortage(evaluation)
-    unlike = _other_lengths(evaluation, log, job.tasks[0].workload) if evaluation and log else ""
-    but = (*([unlike] if unlike else []), *(_told(evaluation, log) if evaluation and log else []))
+    unlike, told = "", ""
+    if evaluation and log:
+        unlike, told = _other_lengths(evaluation, log, job.tasks[0].workload), _told(evaluation, log)
     return Audit(
-        imported, job, sort(findings), predicted, best, tuple(notes), measured=against, unjudged=unjudged, cautions=but,
-        shortage=short, unlike=bool(unlike),
+        imported, job, sort(findings), predicted, best, tuple(notes), measured=against, unjudged=unjudged,
+        cautions=tuple(each for each in (unlike, told) if each), shortage=short, unlike=bool(unlike),
     )  # fmt: skip
 
 
@@ -236,13 +237,13 @@ def _other_lengths(evaluation: Evaluation, log: StepLog, workload: str) -> str:
     )
 
 
-def _told(evaluation: Evaluation, log: StepLog) -> list[str]:
-    """That logs told the calibration which this one is held against."""
+def _told(evaluation: Evaluation, log: StepLog) -> str:
+    """That logs told the calibration which this one is held against; or empty."""
     told = logs_of(evaluation.stack.framework)
     if not told:
-        return []
+        return ""
     whose = "this log told, so that it is near by that alone" if log.digest in told else "logs of this cluster told"
-    return [f"predicted with a calibration that {whose}: move calibrations/ away for what is shipped"]
+    return f"predicted with a calibration that {whose}: move calibrations/ away for what is shipped"
 
 
 def _unjudged(given: Imported, offers: Sequence[WhatIf], sequences: int) -> str:

@@ -112,8 +112,19 @@ def test_selective_recompute_repeats_what_it_names() -> None:
     attention, experts, norms = (
         cost(layout, Switches(), recompute_modules=names) for names in (("core_attn",), ("moe",), ("layernorm",))
     )
-    assert float(norms.recompute_s) == 0.0 < float(attention.recompute_s)
+    nothing = pytest.approx(0.0, abs=1e-12)
+    assert float(norms.recompute_s) == nothing
+    assert float(attention.recompute_s) > 1e-3
     assert float(experts.exposed_ep_s) > float(attention.exposed_ep_s)
+    # Megatron's mlp is a dense feed-forward: most of a dense layer, nothing of a mixture
+    dense = replace(
+        Layout.of(data_parallel=4, tensor_parallel=2, sequence_parallel=1, zero_stage=1),
+        activation_recompute=layout.activation_recompute,
+    )
+    none, mlp = (cost(dense, Switches(), architecture="dense", recompute_modules=names) for names in ((), ("mlp",)))
+    assert 0.6 < float((mlp.recompute_s - none.recompute_s) / none.forward_s) < 0.9
+    assert float(mlp.exposed_tp_s) > float(none.exposed_tp_s)
+    assert float(cost(layout, Switches(), recompute_modules=("mlp",)).recompute_s) == nothing
 
 
 def test_eager_passes_and_scaled_rows_cost_more() -> None:

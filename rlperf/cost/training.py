@@ -199,16 +199,19 @@ def _layer_pass(arch: Architecture, device: TrainerDevice, costs: MicrobatchSeco
     early = full * timing.recompute_stops_early
     # latent attention's up projections cost about what its core does
     repeated = compute.attention * bool({"core_attn", "mla_up_proj"} & set(modules))
-    moe = selective * ("moe" in modules)
+    moe, mlp = selective * ("moe" in modules), selective * ("mlp" in modules)
     dense = sum(half.share for half in stack.halves if half.layer.ends_in_product)
+    # a dense feed-forward fetches its input and sums up its output once more
+    of_dense = dense * arch.layers / stack.norms
     # the ring travels under attention, as much of it as attention lasts
     covered = compute.attention
     ring = np.maximum(context.forward - covered, 0.0), np.maximum(context.backward - 2.0 * covered, 0.0)
+    named = selective * repeated + moe * compute.experts + mlp * compute.feed_forward
     return _Pass(
         forward=compute.forward,
         backward=compute.backward,
-        recompute=full * compute.forward - early * compute.last + selective * repeated + moe * compute.experts,
-        tensor=tensor.forward * (1.0 + full) - early * dense * tensor.last + tensor.backward,
+        recompute=full * compute.forward - early * compute.last + named,
+        tensor=tensor.forward * (1.0 + full + mlp * of_dense) - early * dense * tensor.last + tensor.backward,
         context=ring[0] * (1.0 + full) + ring[1],
         expert=expert.forward * (1.0 + full - 0.5 * early + moe) + expert.backward,
         host=launches * (3.0 + full),

@@ -22,7 +22,8 @@ from rlperf.specs.hardware import Hardware
 class LayerSeconds:
     """Device seconds of one microbatch in the mean layer (or head); every field broadcasts.
 
-    ``attention`` and ``experts`` are the forward of attention and of routed experts: what selective recompute repeats.
+    ``attention``, ``experts`` and ``feed_forward`` are the forward of attention, of routed experts and of dense
+    feed-forwards with their norm: what selective recompute repeats.
     ``last`` is that of the dense MLP's down projection: what a recompute that stops early leaves out. ``again`` is what
     a chunked loss adds to a head: the projection once more, and the bytes that it moves beyond a plain one's.
     """
@@ -32,6 +33,7 @@ class LayerSeconds:
     attention: FloatArray
     last: FloatArray = field(default_factory=lambda: np.zeros(()))
     experts: FloatArray = field(default_factory=lambda: np.zeros(()))
+    feed_forward: FloatArray = field(default_factory=lambda: np.zeros(()))
     again: FloatArray = field(default_factory=lambda: np.zeros(()))
 
 
@@ -69,7 +71,29 @@ def layer_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
     if device.options.lora_rank:
         adapters = _adapter_s(arch, device)
         forward, backward = forward + adapters, backward + 2.0 * adapters
-    return LayerSeconds(forward, backward, attention, last=last, experts=experts)
+    return LayerSeconds(
+        forward, backward, attention, last=last, experts=experts, feed_forward=_feed_forward_s(arch, device)
+    )
+
+
+def _feed_forward_s(arch: Architecture, device: TrainerDevice) -> FloatArray:
+    """Forward of dense feed-forwards, norm and activation included, in the mean layer."""
+    found: FloatArray = np.zeros(())
+    for half in (half for half in stack_of(arch).halves if half.layer.ends_in_product):
+        products = sum(
+            matrix_s(device.hw, device.work.tokens, *matrix.on(device.tensor), device.dtype)[0] / device.rate
+            for matrix in half.layer.matrices()
+        )
+        moved = half.layer.pass_bytes(device.tensor) * device.work.tokens
+        moved = (moved + 4.0 * arch.hidden * device.work.stream_tokens) * _fused(device)
+        found = found + half.share * (products + small_op_s(device.hw, moved))
+    return found
+
+
+def _fused(device: TrainerDevice) -> FloatArray | float:
+    """Bytes that small passes move over the least."""
+    timing = device.trainer.timing
+    return timing.elementwise * (1.0 if device.switches.fused else timing.eager)
 
 
 def head_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
@@ -99,9 +123,7 @@ def _passes_s(arch: Architecture, device: TrainerDevice) -> FloatArray:
     each = 2.0 * mixed_bytes(streams, arch.hidden) + 4.0 * arch.hidden if streams > 1 else 5.0 * 2.0 * arch.hidden
     stream = stack.norms / arch.layers * each * work.stream_tokens
     own = sum((half.share * half.layer.pass_bytes(device.tensor) for half in stack.halves), np.zeros(()))
-    timing = device.trainer.timing
-    fused = timing.elementwise * (1.0 if device.switches.fused else timing.eager)
-    return small_op_s(device.hw, (stream + own * work.tokens) * fused)
+    return small_op_s(device.hw, (stream + own * work.tokens) * _fused(device))
 
 
 def _scans_s(arch: Architecture, device: TrainerDevice) -> FloatArray:

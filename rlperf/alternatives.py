@@ -12,12 +12,12 @@ from rlperf.api import Jobs, ask, job_of, load_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.compare import Side, compare_sides, job_of_plan, side_of
-from rlperf.plan.judge.decisions import Report
 from rlperf.plan.planner import plan_job
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import Document, validate
 from rlperf.sweep.paths import with_values
+from rlperf.told import Tell
 from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
@@ -137,14 +137,18 @@ def changed_job(job: Job, fields: Mapping[str, Any], name: str) -> Job:
     return validate(Document(moved, {}, name), Job)
 
 
+def planned(job: Job, *, folder: Path | None = None, report: Tell | None = None) -> Job:
+    """A job with everything pinned that its plan decides; it is not held against what its framework runs by default."""
+    asked = ask(job, folder=folder, to_plan=True)
+    return job_of_plan(plan_job(asked.context, facts=asked.facts, report=report))
+
+
 def side_of_job(
-    job: Job, draws: int, *, plan: bool = True, folder: Path | None = None, report: Report | None = None
+    job: Job, draws: int, *, plan: bool = True, folder: Path | None = None, report: Tell | None = None
 ) -> Side:
     """A job's plan (or, without one, what it pins with the rest filled in) on common draws."""
-    if plan:  # a side is not held against what its framework runs by default
-        asked = ask(job, folder=folder, to_plan=True)
-        job = job_of_plan(plan_job(asked.context, facts=asked.facts, report=report))
-    return side_of(*ask(job, folder=folder).pair, draws)
+    pinned = planned(job, folder=folder, report=report) if plan else job
+    return side_of(*ask(pinned, folder=folder).pair, draws)
 
 
 def _row(name: str, first: Side, judged: Callable[[], Side]) -> WhatIfRow:

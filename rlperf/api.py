@@ -18,7 +18,6 @@ from rlperf.plan.answer.phases import judge_phase
 from rlperf.plan.answer.plan import Plan, Prediction
 from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
-from rlperf.plan.judge.decisions import Report
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, resolve
 from rlperf.specs.framework import FrameworkFacts
@@ -28,6 +27,7 @@ from rlperf.specs.reader import Document, as_path, read_job_document, validate
 from rlperf.specs.short_job import SHORT, short_job
 from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.run import Backend, run_sweep
+from rlperf.told import Tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +156,7 @@ def facts_of(job: Job) -> FrameworkFacts:
     return framework_facts(adapter_of(name).name, version)
 
 
-def plan_job(
-    job: Jobs | None = None, *, report: Report | None = None, folder: Path | None = None, **values: Any
-) -> Plan:
+def plan_job(job: Jobs | None = None, *, report: Tell | None = None, folder: Path | None = None, **values: Any) -> Plan:
     """The best plan for a job (an object, a dict, or the path of its file; of a plan.yaml, its job is planned again).
 
     ``folder`` : of a job object, as in `ask`
@@ -214,7 +212,7 @@ def judge(
 
 def size_job(
     job: Jobs | None = None, target: str = "", *, clusters: Sequence[str] = (),
-    prices: Mapping[str, float | str] | None = None, most_nodes: int = 64, report: Report | None = None, **values: Any,
+    prices: Mapping[str, float | str] | None = None, most_nodes: int = 64, report: Tell | None = None, **values: Any,
 ) -> size.Sizing:  # fmt: skip
     """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``.
 
@@ -249,7 +247,7 @@ def asked(job: Job, folder: Path | None) -> tuple[Context, FrameworkFacts]:
 
 def sweep_job(
     sweep: Sweep | Mapping[str, Any] | Path | str, out: Path | str | None = None, *, workers: int | None = None,
-    backend: Backend = "processes", address: str | None = None, report: Report | None = None,
+    backend: Backend = "processes", address: str | None = None, report: Tell | None = None,
     folder: Path | None = None,
 ) -> SweepResult:  # fmt: skip
     """Every point of a sweep (an object, a dict, or the path of its file); with ``out``, resumable and kept there.

@@ -16,12 +16,12 @@ from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import import_config, read_job_or_config, with_architecture
 from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.judge.decisions import Report
 from rlperf.plan.question.context import before_any_log, resolve
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import as_path
 from rlperf.specs.step_log import StepLog
 from rlperf.specs.writer import write_atomic
+from rlperf.told import Tell
 from rlperf.workload.writers import write_workload
 
 Files = Path | str | Sequence[Path | str]
@@ -43,7 +43,7 @@ def audit_config(
     rollouts: Path | str | None = None,
     tokenizer: str | None = None,
     plan: bool = True,
-    report: Report | None = None,
+    report: Tell | None = None,
 ) -> Audit:
     """What is wrong with a framework's configuration, and what to change first.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import Side, compare_weighted, job_of_plan, side_of
-from rlperf.plan.judge.decisions import Report, judged_objective, within
+from rlperf.plan.judge.decisions import judged_objective
 from rlperf.plan.question.words import layout_words
+from rlperf.processes import over_cores
 from rlperf.report.plan_text import paired_words
 from rlperf.report.plan_whole import WholeStep
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
+from rlperf.told import Tell, quiet
 from rlperf.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -127,7 +130,7 @@ class FrameworkRanking:
 
 
 def plan_frameworks(
-    job: Jobs | None = None, frameworks: str | Sequence[str] = ALL, *, report: Report | None = None,
+    job: Jobs | None = None, frameworks: str | Sequence[str] = ALL, *, report: Tell | None = None,
     folder: Path | None = None, **values: Any,
 ) -> FrameworkRanking:  # fmt: skip
     """One job planned under each framework, ranked by what the job minimises (its rl_step, if it says nothing else).
@@ -144,10 +147,8 @@ def plan_frameworks(
     """
     names = names_of(frameworks)
     base, folder = job_and_folder(job_of(job, values), folder)
-    tell = report or (lambda _share, _text: None)
-    found = []
-    for index, name in enumerate(names):
-        found.append(_planned(base, name, folder, within(tell, index / len(names), 1 / len(names), f"{name}: ")))
+    tell = report or quiet
+    found = over_cores(partial(_planned, base=base, folder=folder), names, tell)
     if len({each.why_not for each in found} - {""}) == 1 and not any(each.plan for each in found):
         ask(job_of(base, {"framework": names[0]}), folder=folder, to_plan=True)  # raises what all of them say
     return FrameworkRanking(tuple(_ranked(found, folder)))
@@ -185,7 +186,7 @@ def _titled(name: str) -> str:
     return f"{facts.name} {facts.version}"
 
 
-def _planned(base: Job, name: str, folder: Path | None, report: Report) -> RankedFramework:
+def _planned(name: str, *, base: Job, folder: Path | None, report: Tell) -> RankedFramework:
     row = RankedFramework(_titled(name))
     try:
         plan = plan_job(job_of(base, {"framework": name}), folder=folder, report=report)

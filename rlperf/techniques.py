@@ -14,20 +14,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlperf.alternatives import changed_job, job_and_folder, side_of_job
+from rlperf.alternatives import changed_job, job_and_folder, planned, side_of_job
 from rlperf.api import Jobs, job_of
 from rlperf.errors import InfeasibleError, Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import ref
 from rlperf.plan.compare import Side, compare_sides
-from rlperf.plan.judge.decisions import Report, within
+from rlperf.processes import over_cores
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.uncertainty import drafted_sigma, log_sigma
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95
 from rlperf.specs.job import Job
 from rlperf.specs.speculation import NONE
+from rlperf.told import Tell, quiet, within
 from rlperf.units import human_seconds
 
 ROLLOUT, TRAINER = "pools.rollout.settings.", "pools.trainer.settings."
@@ -202,7 +203,7 @@ def _cells(row: Gain) -> tuple[str, ...]:
 
 def gains(
     job: Jobs | None = None, names: tuple[str, ...] = (), *, draws: int = 2, folder: Path | None = None,
-    report: Report | None = None, **values: Any,
+    report: Tell | None = None, **values: Any,
 ) -> GainTable:  # fmt: skip
     """Every technique (or those of ``names``) against the job as it is, each planned anew on the same drawn rl_steps.
 
@@ -225,24 +226,35 @@ def gains(
             for name in unknown
         )
     base, folder = job_and_folder(job_of(job, values), folder)
-    chosen = [each for each in TECHNIQUES if not names or each.name in names]
+    chosen = tuple(each.name for each in TECHNIQUES if not names or each.name in names)
+    tell = report or quiet
     part = 1.0 / (1 + len(chosen))
-    tell = [
-        within(report or (lambda _share, _text: None), k * part, part, f"{name}: ")
-        for k, name in enumerate(("as it is", *(each.name for each in chosen)))
-    ]
-    judged = partial(side_of_job, draws=draws, folder=folder)
-    first = judged(base, report=tell[0])
-    rows = (_gain(each, base, first, partial(judged, report=say)) for each, say in zip(chosen, tell[1:], strict=True))
-    return GainTable(float(first.draws_s.mean()), tuple(rows))
+    pinned = planned(base, folder=folder, report=within(tell, 0.0, part, "as it is: "))
+    work = partial(_gain, base=base, pinned=pinned, draws=draws, folder=folder)
+    rows = over_cores(work, chosen, within(tell, part, 1.0 - part))
+    return GainTable(float(_first(pinned, draws, folder).draws_s.mean()), tuple(rows))
 
 
-def _gain(technique: Technique, base: Job, first: Side, judged: Callable[[Job], Side]) -> Gain:
+_FIRST: dict[tuple[int, str, Path | None], Side] = {}
+"""The job as it is on common draws, which a process that judges several techniques works out once."""
+
+
+def _first(pinned: Job, draws: int, folder: Path | None) -> Side:
+    key = (draws, pinned.model_dump_json(), folder)
+    if key not in _FIRST:
+        _FIRST.clear()
+        _FIRST[key] = side_of_job(pinned, draws, plan=False, folder=folder)
+    return _FIRST[key]
+
+
+def _gain(name: str, *, base: Job, pinned: Job, draws: int, folder: Path | None, report: Tell) -> Gain:
+    technique = next(each for each in TECHNIQUES if each.name == name)
+    first = _first(pinned, draws, folder)
     fields = technique.changes(first.context.tasks[0].architecture)
     asked = fields.get(f"pools.{technique.key.replace('.', '.settings.')}")
     row = Gain(technique.name, frameworks=frameworks_with(technique.key, None if isinstance(asked, list) else asked))
     try:
-        side = judged(changed_job(base, fields, technique.name))
+        side = side_of_job(changed_job(base, fields, name), draws, folder=folder, report=report)
     except InfeasibleError as error:
         return replace(row, said=f"no plan: {(error.nearest_miss or error.message).partition('; ')[0]}")
     except SpecError as error:

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # studies are a package of the checkout
     sys.path.append(str(ROOT))
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # the suite's own workers have the cores
 
 
 SCORED = (

@@ -299,7 +299,7 @@ _PARENT = """
 import os, sys, time
 from pathlib import Path
 from joblib import Parallel, delayed
-from rlperf.sweep.run import worked
+from rlperf.processes import worked
 
 def busy(number):
     Path(sys.argv[1], f"{os.getpid()}").write_text("")

@@ -24,13 +24,12 @@ from rlperf.calibrate.tables import Row, Table, read_table
 from rlperf.calibrate.validate import KINDS, PredictedFigure
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Spread
+from rlperf.told import Tell, quiet
 
 BY = ("framework", "engine", "version", "device", "family", "transport", "configuration")
 """What a group is: rows of one framework (engine, where rows are served: the same), one release of it, one device, one
 family of models, one way of weights from trainer to engine; a part of all configurations (of served rows)."""
 
-Tell = Callable[[float, str], None]
-"""Told the share done and the group at hand."""
 ALL, GROUPS = "all rows", "mean over groups"
 
 
@@ -116,10 +115,6 @@ def group_of(row: Row, by: str, framework: str = "framework", version: str = "fr
         return row.text(framework)
     release = row.text(version)
     return f"{row.text(framework)} {release}" if release else ""
-
-
-def quiet(_done: float, _text: str) -> None:
-    """A `Tell` that nobody reads."""
 
 
 def in_turn(names: Sequence[str], tell: Tell) -> Iterator[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlperf.calibrate.engines import measured_of
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, check
-from rlperf.calibrate.leave_out import LeftOutGroup, Tell, family_of, group_of, in_turn, quiet
+from rlperf.calibrate.leave_out import LeftOutGroup, family_of, group_of, in_turn
 from rlperf.calibrate.pooling import fit_pool
 from rlperf.calibrate.serving_pool import ServingRows, configuration_of, fold_of, profiles_of
 from rlperf.calibrate.serving_stack import Measured
@@ -29,6 +29,7 @@ from rlperf.specs.calibration import DeviceCalibration, calibration_names, load_
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration, release_of
 from rlperf.specs.hardware import at_published_rates
 from rlperf.specs.profiles import load_device
+from rlperf.told import Tell, quiet
 
 LEAST = 8
 """Rows that have to be left for a fit."""

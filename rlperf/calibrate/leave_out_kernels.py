@@ -16,7 +16,7 @@ import numpy as np
 from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import fit_series
-from rlperf.calibrate.leave_out import LeftOutGroup, Tell, in_turn
+from rlperf.calibrate.leave_out import LeftOutGroup, in_turn
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.cost.basis import UNTIMED
@@ -28,6 +28,7 @@ from rlperf.specs.calibration import DeviceCalibration, Spread, load_device_cali
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware, lent_by, load_hardware
 from rlperf.specs.profiles import load_device
+from rlperf.told import Tell
 
 _TOLD_BY = ("dtype", "kv_dtype", "mixer", "phase")
 """What constants of another kernel must share to stand in; those of an engine's own kernel go first."""

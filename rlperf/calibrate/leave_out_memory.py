@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.leave_out import LeftOutGroup, Tell, group_of, in_turn, quiet
+from rlperf.calibrate.leave_out import LeftOutGroup, group_of, in_turn
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.trainer_fits import MEMORY_KNOBS
 from rlperf.calibrate.trainer_rows import TrainingRow, calibration_part, digest
@@ -22,6 +22,7 @@ from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_memory import peak_figure, predict_peaks
 from rlperf.layout import FloatArray
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+from rlperf.told import Tell, quiet
 
 RIDGE = 0.02
 """Pull to the start, as `rlperf.calibrate.trainer_fits.fit_memory` has it."""

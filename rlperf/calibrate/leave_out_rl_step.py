@@ -17,7 +17,7 @@ import numpy as np
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.engine_host_pool import HOST
-from rlperf.calibrate.leave_out import LeftOutGroup, Tell, conformal, group_of, in_turn, quiet
+from rlperf.calibrate.leave_out import LeftOutGroup, conformal, group_of, in_turn
 from rlperf.calibrate.rl_framework import constant, fit_framework, overhead, with_constants
 from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step
 from rlperf.calibrate.rl_step_rows import StepRow
@@ -28,6 +28,7 @@ from rlperf.calibrate.validate_rl_step import NEEDED, predictions_of
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.specs.engine_host import load_engine_hosts
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
+from rlperf.told import Tell, quiet
 
 RELATIVES: Mapping[str, str] = {
     "nemo_rl_megatron": "verl_megatron",

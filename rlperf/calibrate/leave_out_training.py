@@ -9,7 +9,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.leave_out import LeftOutGroup, Tell, group_of, in_turn, quiet
+from rlperf.calibrate.leave_out import LeftOutGroup, group_of, in_turn
 from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.timing_fits import TimingFit, fit_rows
@@ -18,6 +18,7 @@ from rlperf.calibrate.trainer_rows import TrainingRow, digest
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_training import NEEDED, figure_of
 from rlperf.layout import BoolArray, IntArray
+from rlperf.told import Tell, quiet
 
 
 def predict_groups(path: Path, table: Table, by: str, tell: Tell = quiet) -> list[LeftOutGroup]:

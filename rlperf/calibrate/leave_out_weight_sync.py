@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.leave_out import LeftOutGroup, Tell, group_of, in_turn, quiet
+from rlperf.calibrate.leave_out import LeftOutGroup, group_of, in_turn
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_weight_sync import SyncCase, figure
 from rlperf.errors import SpecError
 from rlperf.specs.rl_calibration import WeightSyncFit
+from rlperf.told import Tell, quiet
 
 LINKS = ("packed_broadcast", "shard_to_shard", "rdma")
 """Transports that this fit is of."""

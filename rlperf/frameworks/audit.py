@@ -33,7 +33,6 @@ from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
 from rlperf.plan.answer.prediction import cache_shortage, prediction_of
-from rlperf.plan.judge.decisions import Report, within
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
@@ -43,6 +42,7 @@ from rlperf.sim.rl_step.engine import least_cache
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.step_log import StepLog
+from rlperf.told import Tell, quiet, within
 from rlperf.units import human_bytes, human_risk, human_seconds, with_probability
 
 MOST_OFFERED = 1 << 15
@@ -128,7 +128,7 @@ def audit(
     predict: bool = True,
     gains: bool = True,
     folder: Path | None = None,
-    report: Report | None = None,
+    report: Tell | None = None,
 ) -> Audit:
     """Audit a configuration. Long because each argument is a question of its own.
 
@@ -142,7 +142,7 @@ def audit(
     folder : where calibrations and profiles of one's own are, as plan and predict find them
     report : called with the share done and a text
     """
-    tell = report or (lambda _share, _text: None)
+    tell = report or quiet
     given, imported = imported, with_budget(imported)
     broken, notes = _rules(given)
     findings = key_findings(given) + broken
@@ -196,7 +196,7 @@ def _predicted(
 
 def _judged(
     given: Imported, context: Context, predicted: Prediction, evaluation: Evaluation, cache: Cache | None,
-    attempt: Predict | None, tell: Report,
+    attempt: Predict | None, tell: Tell,
 ) -> tuple[list[Finding], str]:  # fmt: skip
     """Findings about memory, padding and what other settings would gain; and why gains are not judged, in words."""
     lengths = evaluation.demand.lengths(0)

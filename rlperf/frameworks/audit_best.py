@@ -8,17 +8,17 @@ from pathlib import Path
 from rlperf.errors import InfeasibleError, RlperfError
 from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.judge.decisions import Report
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import resolve
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import ATTRIBUTES, PoolSpec
 from rlperf.specs.short_job import planned_anew
+from rlperf.told import Tell
 
 
 def best_of(
-    job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[str], folder: Path | None, report: Report
+    job: Job, facts: FrameworkFacts | None, now_s: float, files: Sequence[str], folder: Path | None, report: Tell
 ) -> tuple[Plan | None, str]:
     """The planner's best for the same tasks on the same devices, every layout open; a word where it gains nothing."""
     decided = [each.name for each in ATTRIBUTES if each.part == "settings" and each.decided in ("searched", "derived")]
@@ -40,7 +40,7 @@ def best_of(
 
 
 def _elsewhere(
-    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str], folder: Path | None, report: Report
+    job: Job, facts: FrameworkFacts | None, why: RlperfError, files: Sequence[str], folder: Path | None, report: Tell
 ) -> tuple[Plan | None, str]:
     """The best plan with any trainer of the framework, where none fits with the configuration's own."""
     any_trainer = job.model_copy(update={"trainer_backends": ()})

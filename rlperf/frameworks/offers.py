@@ -11,8 +11,8 @@ from rlperf.frameworks.keytable import Value
 from rlperf.frameworks.repairs import Repair, broken_rules, in_keys
 from rlperf.frameworks.run import Ref, Run, ref
 from rlperf.plan.answer.plan import Prediction
-from rlperf.plan.judge.decisions import Report, within
 from rlperf.specs.pool import Role
+from rlperf.told import Tell, within
 from rlperf.units import human_bytes, with_probability
 
 Change = tuple[tuple[Ref, Value], ...]
@@ -106,7 +106,7 @@ def _for_cache(run: Run, cache: Cache | None) -> tuple[Change, ...]:
 
 
 def gain_findings(
-    given: Imported, predicted: Prediction, offers: Sequence[WhatIf], predict: Predict, report: Report
+    given: Imported, predicted: Prediction, offers: Sequence[WhatIf], predict: Predict, report: Tell
 ) -> list[Finding]:
     """Offers that fit and whose predicted gain is above `LEAST` of the rl_step, those with one remedy as one."""
     found: dict[str, Finding] = {}
@@ -145,7 +145,7 @@ def first_that_fits(
     return None
 
 
-def _told(choices: Sequence[Change], report: Report) -> Iterator[Change]:
+def _told(choices: Sequence[Change], report: Tell) -> Iterator[Change]:
     """Changes one by one, and how far they are: each is a prediction that takes up to a second."""
     for number, each in enumerate(choices):
         report(number / len(choices), "")
@@ -185,7 +185,7 @@ def _hold(predicted: Prediction, roles: frozenset[str]) -> bool:
 
 
 def repaired(
-    findings: Sequence[Finding], given: Imported, predict: Predict, report: Report
+    findings: Sequence[Finding], given: Imported, predict: Predict, report: Tell
 ) -> tuple[list[Finding], Prediction | None]:
     """Findings with the keys and values under which they go, and what is predicted with all of them on memory.
 

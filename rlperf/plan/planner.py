@@ -12,20 +12,21 @@ from rlperf.plan.answer.phases import merged, phase_of
 from rlperf.plan.answer.plan import DefaultsComparison, HandoverCost, Phase, Plan, SwitchGain
 from rlperf.plan.answer.run_cost import Stretch, run_totals
 from rlperf.plan.answer.sensitivity import sensitivities, with_values
-from rlperf.plan.judge.decisions import Decision, Report, decide
+from rlperf.plan.judge.decisions import Decision, decide
 from rlperf.plan.judge.handovers import change_s, changes_of, handovers_of, per_second
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.formulation import Program, Slot, value_of
 from rlperf.plan.search.solve import Solution, solve
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.told import Tell, quiet
 
 NEVER_S = 1e7
 """Switching cost where the user states none: no gain is worth it."""
 
 
 def plan_job(
-    context: Context, *, facts: FrameworkFacts | None = None, report: Report | None = None,
+    context: Context, *, facts: FrameworkFacts | None = None, report: Tell | None = None,
     defaults: DefaultsOf | None = None,
 ) -> Plan:  # fmt: skip
     """The best plan for a resolved job.
@@ -45,7 +46,7 @@ def plan_job(
     -------
     Plan; its objective and bound are those of the judged program.
     """
-    tell = report or (lambda _share, _text: None)
+    tell = report or quiet
     decisions = decide(context, facts, tell)
     tell(0.9, "solving")
     program = program_of(context, decisions)

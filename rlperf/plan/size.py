@@ -13,7 +13,6 @@ from rlperf.errors import InfeasibleError, Problem, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.floor import floor_s
-from rlperf.plan.judge.decisions import Report, within
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.words import layout_words
@@ -21,6 +20,7 @@ from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.short_job import cluster_named
+from rlperf.told import Tell, within
 from rlperf.units import human_seconds, human_usd, parse_quantity
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Offer:
 
 def size_job(
     job: Job, target: SizeTarget, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64,
-    report: Report | None = None,
+    report: Tell | None = None,
 ) -> Sizing:  # fmt: skip
     """The cluster with the fewest devices that meets ``target``; the cheapest where every cluster has a price.
 
@@ -337,7 +337,7 @@ class _Tried:
     target: SizeTarget
     ask: Asked
     most: int
-    tell: Report
+    tell: Tell
     plans: dict[int, Plan | None] = field(default_factory=dict)
     made: dict[int, SizeRow] = field(default_factory=dict)
     floor_s: float | None = None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rlperf.errors import Problem, RlperfError, SpecError
+from rlperf.errors import Problem, SpecError
+from rlperf.processes import cores, said_if_killed, worked
 from rlperf.specs.job import Job
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.sweep.columns import Column, columns_of
@@ -22,9 +21,9 @@ from rlperf.sweep.result import SweepResult
 from rlperf.sweep.space import Group, groups_of
 from rlperf.sweep.spec import Ask, Checked
 from rlperf.sweep.store import NAMED, Store, SweepTask, context_digest, parquet, task_of
+from rlperf.told import Tell, quiet
 
 Backend = Literal["processes", "dask", "ray"]
-Report = Callable[[float, str], None]
 LARGEST = 10_000
 """Points of a group that are evaluated at once; larger groups are cut."""
 LEAST_TASKS = 24
@@ -42,7 +41,7 @@ _evaluators: dict[str, GroupEvaluator] = {}
 
 def run_sweep(
     checked: Checked, ask: Ask, out: Path | None = None, *, workers: int | None = None,
-    backend: Backend = "processes", address: str | None = None, report: Report | None = None,
+    backend: Backend = "processes", address: str | None = None, report: Tell | None = None,
 ) -> SweepResult:  # fmt: skip
     """Evaluate every point that is not there yet, then merge.
 
@@ -69,15 +68,15 @@ def run_sweep(
 
 def _run(
     checked: Checked, ask: Ask, out: Path, workers: int | None, backend: Backend, address: str | None,
-    report: Report | None,
+    report: Tell | None,
 ) -> SweepResult:  # fmt: skip
-    store, count = Store.open(out), workers or _cores()
+    store, count = Store.open(out), workers or cores()
     digest = context_digest(checked)
     tasks = tasks_of(checked, digest)
     missing = [task for task in tasks if not store.has(task)]
     done, total = checked.points - sum(task.points for task in missing), checked.points
     points = {task.key: task.points for task in missing}
-    tell = report or (lambda _share, _text: None)
+    tell = report or quiet
     tell(done / total, f"{done:,} of {total:,} points")
     work = partial(
         run_task, base=checked.base, folder=checked.folder, method=checked.sweep.method, ask=ask,
@@ -90,10 +89,6 @@ def _run(
     import polars as pl
 
     return SweepResult(checked, pl.scan_parquet(store.merge(checked, tasks), glob=False), out)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def tasks_of(checked: Checked, digest: str) -> list[SweepTask]:
@@ -131,21 +126,7 @@ def run_task(
     return task.key, parquet(pl.concat([evaluator.frame(group, columns) for group in task.groups]))
 
 
-_WATCH = "ends with its parent"
 Work = Callable[[SweepTask], tuple[str, bytes]]
-
-
-def worked(work: Work, task: SweepTask, parent: int) -> tuple[str, bytes]:
-    """A task in a worker, which ends with the process that started it, however that ends."""
-    if os.getppid() == parent and not any(thread.name == _WATCH for thread in threading.enumerate()):
-        threading.Thread(target=_end_with, args=(parent,), name=_WATCH, daemon=True).start()
-    return work(task)
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def _results(
@@ -155,8 +136,6 @@ def _results(
     if backend == "processes" and (workers == 1 or len(tasks) <= 1):
         yield from map(work, tasks)
         return
-    from concurrent.futures.process import BrokenProcessPool
-
     from joblib import Parallel, delayed
 
     with _cluster(backend, address, workers) as slots:
@@ -167,11 +146,8 @@ def _results(
                 yield from Parallel(n_jobs=slots)(delayed(work)(task) for task in tasks[start : start + size])
             return
         parallel = Parallel(n_jobs=slots, return_as="generator_unordered", batch_size=1)
-        try:
+        with said_if_killed("run the same command again, with fewer --workers; what is done is kept"):
             yield from parallel(delayed(worked)(work, task, os.getpid()) for task in tasks)
-        except BrokenProcessPool as error:
-            hint = "out of memory? run the same command again, with fewer --workers; what is done is kept"
-            raise RlperfError(f"a worker process was killed: {hint}") from error
 
 
 def _cluster(backend: Backend, address: str | None, workers: int) -> AbstractContextManager[int]:

@@ -7,7 +7,7 @@ demand and are judged once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -30,6 +30,7 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import Role
+from rlperf.told import Tell, quiet, within
 
 JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
@@ -41,7 +42,6 @@ ALIKE = 3
 """Best candidates that are judged although another of their grid is."""
 NEAR = 1.03
 """How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
-Report = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def rl_step_groups(job: Job) -> list[tuple[int, int]]:
     return [(start, min(start + size, job.horizon.rl_steps) - 1) for start in range(0, job.horizon.rl_steps, size)]
 
 
-def decide(context: Context, facts: FrameworkFacts | None, tell: Report) -> list[Decision]:
+def decide(context: Context, facts: FrameworkFacts | None, tell: Tell) -> list[Decision]:
     """Every slot of the job, tasks one after the other, groups of rl_steps in order.
 
     Raises
@@ -107,21 +107,10 @@ def decide(context: Context, facts: FrameworkFacts | None, tell: Report) -> list
     return decisions
 
 
-def within(report: Report, start: float, share: float, name: str = "") -> Report:
-    """What reports a part of some work: its own share done is one of ``share`` from ``start`` on.
-
-    >>> within(lambda done, text: print(done, text), 0.5, 0.25, "math: ")(0.5, "judging")
-    0.625 math: judging
-    """
-    return lambda done, text: report(start + share * done, name + text)
-
-
 def decide_groups(
     context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]]
 ) -> list[Decision]:
     """Slots of one task for stated groups of rl_steps, wherever in the run they stand."""
-
-    def quiet(_share: float, _text: str) -> None: ...
 
     return _judged_task(context, _screened_task(context, task, facts, groups, quiet, timed=True), facts, 0, quiet)
 
@@ -137,7 +126,7 @@ class _Screened:
 
 
 def _screened_task(
-    context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]], tell: Report,
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]], tell: Tell,
     *, timed: bool,
 ) -> _Screened:  # fmt: skip
     """The candidates of every group of rl_steps of a task."""
@@ -151,7 +140,7 @@ def _screened_task(
 
 
 def _judged_task(
-    context: Context, screened: _Screened, facts: FrameworkFacts | None, start: int, tell: Report,
+    context: Context, screened: _Screened, facts: FrameworkFacts | None, start: int, tell: Tell,
     shared: Sequence[Configuration] = (),
 ) -> list[Decision]:  # fmt: skip
     """Slots of a task: the finalists of all its groups judged in each, and what other tasks can ``share``."""
@@ -201,7 +190,7 @@ def _price(context: Context, evaluations: Sequence[Evaluation], value: FloatArra
 
 
 def _screened(
-    context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...], tell: Report
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...], tell: Tell
 ) -> Screened:
     """The candidates of one group of rl_steps; there is one at least."""
     found = screen(context, task, demands, facts, report=tell)
@@ -212,7 +201,7 @@ def _screened(
 
 def _evaluations(
     judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None,
-    tell: Report,
+    tell: Tell,
 ) -> tuple[Evaluation, ...]:  # fmt: skip
     """The finalists judged on one group of rl_steps.
 

@@ -13,7 +13,6 @@ mode, a split of the devices and a batch. Columns are pruned by dominance before
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -29,6 +28,7 @@ from rlperf.plan.search.splits import splits
 from rlperf.plan.search.tally import Tally
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.told import Tell
 
 FINALISTS = 64
 """Pairs per slot that the judge may look at; the screen keeps this many of the best."""
@@ -84,7 +84,7 @@ def screen(
     prune: bool = True,
     keep: int = FINALISTS,
     forgiven: int = 0,
-    report: Callable[[float, str], None] | None = None,
+    report: Tell | None = None,
 ) -> Screened:
     """All candidates of one slot by closed forms.
 

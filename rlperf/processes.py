@@ -1,0 +1,81 @@
+"""Independent pieces of work over the cores of this machine, in processes that end with the one that started them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol, TypeVar
+
+from rlperf.errors import RlperfError
+from rlperf.told import Tell, quiet, within
+
+A = TypeVar("A")
+B = TypeVar("B")
+Answer = TypeVar("Answer", covariant=True)
+FEW = 3
+"""Pieces up to which other processes, which first load what this one has loaded, are not worth starting."""
+_WATCH = "ends with its parent"
+
+
+class Piece(Protocol[Answer]):
+    """Work on one named piece; it travels to another process, so it is a module's function (or a partial of one)."""
+
+    def __call__(self, name: str, *, report: Tell) -> Answer: ...
+
+
+def cores() -> int:
+    """Cores that this process may use, of its affinity and container; at most ``LOKY_MAX_CPU_COUNT``."""
+    from joblib import cpu_count
+
+    return int(cpu_count())
+
+
+def over_cores(work: Piece[B], names: Sequence[str], report: Tell) -> list[B]:
+    """``work`` of every name, in their order: over all cores, or one after the other where that costs less.
+
+    An error that one of them raises is raised here.
+    """
+    part = 1.0 / max(len(names), 1)
+    if cores() == 1 or len(names) <= FEW:
+        return [work(name, report=within(report, k * part, part, f"{name}: ")) for k, name in enumerate(names)]
+    from joblib import Parallel, delayed
+
+    parallel = Parallel(n_jobs=min(cores(), len(names)), return_as="generator_unordered", batch_size=1)
+    piece, found = partial(_numbered, work, names), dict[int, B]()
+    with said_if_killed("ask for fewer at once"):
+        for index, answer in parallel(delayed(worked)(piece, index, os.getpid()) for index in range(len(names))):
+            found[index] = answer
+            report(len(found) * part, f"{names[index]}: done")
+    return [found[index] for index in range(len(names))]
+
+
+def _numbered(work: Piece[B], names: Sequence[str], index: int) -> tuple[int, B]:
+    return index, work(names[index], report=quiet)
+
+
+@contextmanager
+def said_if_killed(hint: str) -> Iterator[None]:
+    """A worker that the system ends, most often for memory, is an error in words with a hint."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise RlperfError(f"a worker process was killed: out of memory? {hint}") from error
+
+
+def worked(work: Callable[[A], B], task: A, parent: int) -> B:
+    """A task in a worker, which ends with the process that started it, however that ends."""
+    if os.getppid() == parent and not any(thread.name == _WATCH for thread in threading.enumerate()):
+        threading.Thread(target=_end_with, args=(parent,), name=_WATCH, daemon=True).start()
+    return work(task)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -1,0 +1,58 @@
+"""Independent pieces of work over cores: the same answers in the same order, errors as they are, progress with each."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rlperf import processes
+from rlperf.errors import RlperfError, SpecError
+from rlperf.processes import over_cores
+from rlperf.told import Tell
+
+NAMES = ("one", "two", "three", "four")
+
+
+def test_few_pieces_stay_in_this_process_and_progress_moves_within_them() -> None:
+    def work(name: str, *, report: Tell) -> int:
+        report(0.5, "half")
+        return os.getpid()
+
+    told: list[tuple[float, str]] = []
+    assert over_cores(work, NAMES[:2], lambda *said: told.append(said)) == [os.getpid()] * 2
+    assert told == [(0.25, "one: half"), (0.75, "two: half")]
+
+
+def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "cores", lambda: 2)
+
+    def work(name: str, *, report: Tell) -> tuple[str, int]:
+        import os
+        import time
+
+        report(0.5, "unheard")
+        time.sleep(0.2 if name == "one" else 0.0)
+        return name, os.getpid()
+
+    told: list[float] = []
+    found = over_cores(work, NAMES, lambda share, _text: told.append(share))
+    assert tuple(name for name, _ in found) == NAMES
+    assert os.getpid() not in {pid for _, pid in found}
+    assert told == [0.25, 0.5, 0.75, 1.0]
+
+    def refuses(name: str, *, report: Tell) -> str:
+        from rlperf.errors import SpecError
+
+        raise SpecError(f"{name} is refused")
+
+    with pytest.raises(SpecError, match="is refused"):
+        over_cores(refuses, NAMES, lambda _share, _text: None)
+
+    def dies(name: str, *, report: Tell) -> str:
+        import os
+
+        os._exit(9)
+
+    with pytest.raises(RlperfError, match="a worker process was killed: out of memory"):
+        over_cores(dies, NAMES, lambda _share, _text: None)

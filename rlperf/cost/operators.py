@@ -21,11 +21,11 @@ def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Ope
 
     Parameters
     ----------
-    tokens : tokens of the replica in this engine_step [tokens]; a pipeline works on tokens / pipeline_parallel
+    tokens : tokens of the replica in this engine_step [tokens]; a stage works on those of one of its `Replica.batches`
     sampled : rows that go through the head [tokens]
     """
     stack, hidden = stack_of(replica.arch), replica.arch.hidden
-    whole = as_float(tokens) / replica.pipeline
+    whole = as_float(tokens) / replica.batches
     local = whole / replica.attention_data
     found = [memory_operator(replica, "norm", float(stack.norms), local * hidden * 8.0)]
     if replica.arch.residual_streams > 1:
@@ -70,7 +70,7 @@ def _all_reduce(replica: Replica, local: FloatArray) -> Operator:
 
 def head_operators(replica: Replica, sampled: Array) -> list[Operator]:
     """Output head and sampling of ``sampled`` rows."""
-    rows = as_float(sampled) / replica.pipeline
+    rows = as_float(sampled) / replica.batches
     width = replica.arch.vocab / replica.tensor
     return [
         gemm_operator(replica, "head", 1.0, rows, width, replica.arch.hidden, replica.roles.head),
@@ -80,7 +80,7 @@ def head_operators(replica: Replica, sampled: Array) -> list[Operator]:
 
 def decode_operators(replica: Replica, running: Array, kv_tokens: Array) -> list[Operator]:
     """Attention of a decode: ``running`` requests that read ``kv_tokens`` cached tokens altogether."""
-    share = replica.pipeline * replica.attention_data
+    share = replica.batches * replica.attention_data
     requests, kv = as_float(running) / share, as_float(kv_tokens) / share
     found: list[Operator] = []
     for half in stack_of(replica.arch).halves:
@@ -90,7 +90,7 @@ def decode_operators(replica: Replica, running: Array, kv_tokens: Array) -> list
 
 def prefill_operators(replica: Replica, requests: Array, query_tokens: Array, kv_tokens: Array) -> list[Operator]:
     """Attention over prompts: ``requests`` with ``query_tokens`` new of ``kv_tokens`` visible tokens each."""
-    sequences = as_float(requests) / (replica.pipeline * replica.attention_data)
+    sequences = as_float(requests) / (replica.batches * replica.attention_data)
     query, kv = as_float(query_tokens), as_float(kv_tokens)
     found: list[Operator] = []
     for half in stack_of(replica.arch).halves:

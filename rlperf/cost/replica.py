@@ -85,7 +85,8 @@ class Replica:
     """One replica of an engine: everything that stays while batches change. Degrees are float64 arrays.
 
     ``tensor_parallel`` are the devices of a stage; ``attention_data_parallel`` of them hold copies of the attention
-    layers, so that attention is split over tensor_parallel / attention_data_parallel devices.
+    layers, so that attention is split over tensor_parallel / attention_data_parallel devices. Of a pipeline's stages as
+    many work at once as there are ``batches`` of its requests (`batches_in_flight`).
     """
 
     arch: Architecture
@@ -97,6 +98,7 @@ class Replica:
     pipeline: FloatArray
     expert: FloatArray
     attention_data: FloatArray
+    batches: FloatArray
 
     @classmethod
     def of(
@@ -107,8 +109,9 @@ class Replica:
         layout: Layout,
         gemm_dtype: str = "bf16",
         kv_dtype: str = "bf16",
+        batches: FloatArray | None = None,
     ) -> Replica:
-        """From a layout of any shape."""
+        """From a layout of any shape; ``batches`` in flight in its pipeline: one a stage unless stated."""
         tensor = as_float(layout.tensor_parallel)
         expert = np.minimum(as_float(layout.expert_parallel), tensor) if arch.experts else np.ones_like(tensor)
         return cls(
@@ -121,6 +124,7 @@ class Replica:
             pipeline=as_float(layout.pipeline_parallel),
             expert=expert,
             attention_data=np.minimum(as_float(layout.attention_data_parallel), tensor),
+            batches=as_float(layout.pipeline_parallel if batches is None else batches),
         )
 
     @property
@@ -139,6 +143,25 @@ class Replica:
     def within(self, group: FloatArray) -> FloatArray:
         """Devices of a group that share a scale-up domain."""
         return np.minimum(group, float(self.hw.cluster.scale_up_domain))
+
+
+def batches_in_flight(pipeline: Array, prompt_tokens: float, token_budget: float) -> FloatArray:
+    r"""Batches of a replica's requests that the stages of its pipeline work on at once, in a rollout [1].
+
+    .. math:: m = \min\left(P, \max(1, s / c)\right)
+
+    P stages (``pipeline``), s ``prompt_tokens`` that the replica reads before its requests decode, c ``token_budget``
+    of a batch. A scheduler passes over a request whose token is in flight and fills a batch up with prompts, so what
+    was read together decodes together, and prompts that fit in one batch leave all stages but one idle. A group's
+    prompt is read once where prefixes are cached: most rollouts read little. Requests that keep arriving (a served
+    load) spread over the batches by themselves, P of them. Sources: vLLM's ``v1/core/sched/scheduler.py`` (running
+    requests are skipped, nothing moves between batches); SGLang's batches are bounded besides, by
+    ``max_running_requests`` over the stages, which seldom binds.
+
+    >>> [float(batches_in_flight(4, tokens, 8192)) for tokens in (1e3, 2e4, 1e6)]
+    [1.0, 2.44140625, 4.0]
+    """
+    return np.minimum(as_float(pipeline), np.maximum(prompt_tokens / token_budget, 1.0))
 
 
 def total(operators: Iterable[Operator]) -> FloatArray:

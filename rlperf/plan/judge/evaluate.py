@@ -213,7 +213,8 @@ class Judge:
         """The engine of a configuration."""
         pool, site, arch = configuration.pool("rollout"), self.context.site, self.task.architecture
         layout, settings = Layout.of_values(pool.layout), pool.settings.filled()
-        cost = tabulate(site, arch, settings, layout, backend, known=self._costs, images=demand.images)[0]
+        read = demand.read_tokens(settings.prefix_caching)
+        cost = tabulate(site, arch, settings, layout, backend, self._costs, demand.images, read)[0]
         fraction = np.array([pool.settings.memory_fraction or 0.0])
         running = np.array([pool.settings.max_running or 1])
         memory = replica_memory(site, arch, settings, layout, fraction, running)

@@ -136,7 +136,10 @@ def _columns(
     keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
     shapes = layout.take(keep)
     settings = pool.settings.filled()
-    costs = tabulate(context.site, architecture, settings, shapes, known=counted.costs, images=demand.images)
+    read = demand.read_tokens(settings.prefix_caching)
+    costs = tabulate(
+        context.site, architecture, settings, shapes, known=counted.costs, images=demand.images, read_tokens=read
+    )
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
     fractions = np.array(memory_fractions(context))
     options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)

@@ -162,6 +162,11 @@ class Demand:
         """Prompt tokens trained per rl_step, once per sequence, mean over replicates [tokens]."""
         return float(np.mean([t.prompt_tokens[self._trained].sum() for t in self.trajectories]))
 
+    def read_tokens(self, shared: bool) -> float:
+        """Prompt tokens that engines read of requests that begin together, a group's once where ``shared`` [tokens]."""
+        every = float(np.mean([t.prompt_tokens.sum(dtype=np.float64) for t in self.trajectories]))
+        return every / self.batch.rounds / (self.batch.group_size if shared else 1)
+
     @cached_property
     def images_per_token(self) -> float:
         """Images per trained token, mean over replicates [1 / token]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.layers.vision import Images
 from rlperf.cost.network import pair_hop_s
 from rlperf.cost.replica import Replica as EngineReplica
+from rlperf.cost.replica import batches_in_flight
 from rlperf.cost.roofline import as_float, stream_s
 from rlperf.cost.speculation import draft_memory, speculating
 from rlperf.cost.weight_sync import adapter_payload, wire_bytes_per_s
@@ -45,28 +47,33 @@ Tabulated = dict[tuple[object, ...], EngineStepCost]
 
 def tabulate(
     site: Site, architecture: Architecture, settings: Settings, layout: Layout, backend: int = 0,
-    known: Tabulated | None = None, images: Images | None = None,
+    known: Tabulated | None = None, images: Images | None = None, read_tokens: float = math.inf,
 ) -> tuple[EngineStepCost, ...]:  # fmt: skip
     """Cost table of every engine shape in a flat layout, with the host's time in the framework's software stack.
 
     ``backend``: index of the trainer that the engine works with. The screen takes the first for all, since the host's
     time hardly differs between the backends of one framework; the judge takes the candidate's own.
     ``known``: tables that were made before, of one architecture and its images; new ones are added.
+    ``read_tokens``: of prompts that all replicas read at first, which fill the batches of a pipeline.
     """
     gemm_dtype, kv_dtype = settings.rollout_dtype, settings.kv_dtype
     drafts = (settings.speculation, settings.draft_acceptance, settings.draft_training)
     framework, tables = site.trainers[backend].framework, {} if known is None else known
     costs = []
     for row in layout.rows():
-        key = (*row.with_(data_parallel=1).to_dict().values(), gemm_dtype, kv_dtype, backend, *drafts)
+        each = read_tokens / float(row.data_parallel)
+        batches = batches_in_flight(row.pipeline_parallel, each, settings.engine_token_budget)
+        shape = row.with_(data_parallel=1).to_dict().values()
+        key = (*shape, float(batches), gemm_dtype, kv_dtype, backend, *drafts)
         if key not in tables:
             cost = engine_step_cost(
                 architecture, site.rollout_hardware, site.engine, row,
-                gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images, scores_prompts=site.scores_prompts,
+                gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images,
+                scores_prompts=site.scores_prompts, batches=batches,
             )  # fmt: skip
             adapters = adapter_seconds(framework, architecture, site.engine) if site.adapter_rank else (0.0, 0.0)
             plain = engine_in_framework(_with_jobs(cost, site, architecture, row), framework, adapters)
-            whole = _with_speculation(plain, site, architecture, settings, row)
+            whole = _with_speculation(plain, site, architecture, settings, row, batches)
             tables[key] = whole.scaled(framework.factors.rollout)
         costs.append(tables[key])
     return tuple(costs)
@@ -98,14 +105,15 @@ def _with_jobs(cost: EngineStepCost, site: Site, architecture: Architecture, lay
 
 
 def _with_speculation(
-    cost: EngineStepCost, site: Site, architecture: Architecture, settings: Settings, layout: Layout
-) -> EngineStepCost:
+    cost: EngineStepCost, site: Site, architecture: Architecture, settings: Settings, layout: Layout,
+    batches: FloatArray,
+) -> EngineStepCost:  # fmt: skip
     """The cost with the tokens that the pool's settings draft."""
     wanted = DraftSetting.parse(settings.speculation)
     if wanted is None:
         return cost
     dtypes = settings.rollout_dtype, settings.kv_dtype
-    replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, *dtypes)
+    replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, *dtypes, batches)
     far = wanted.method != "mtp" or sees_far(architecture.family, architecture.prediction_layers)
     yields = load_speculation().tokens(wanted, settings.draft_acceptance, settings.draft_training, far)
     return speculating(cost, replica, wanted, yields)

@@ -315,10 +315,10 @@ def test_packing_changes_predictions_and_plans() -> None:
 
 def test_balance_and_batching_of_a_framework_change_screen_and_judge() -> None:
     """Tokens evened out once per batch leave the ranks of an update uneven; packing all ranks together fills bins."""
-    context = ask(_pinned()).context
 
-    def trained(**changes: object) -> tuple[float, float]:
+    def trained(packing: bool = True, **changes: object) -> tuple[float, float]:
         """Training by the judge and by the screen."""
+        context = ask(_pinned(packing=packing)).context
         stack = context.trainers[0] if context.trainers[0].backend == "megatron" else context.trainers[1]
         training = stack.framework.training.model_copy(update=changes)
         changed = replace(stack, framework=stack.framework.model_copy(update={"training": training}))
@@ -336,6 +336,15 @@ def test_balance_and_batching_of_a_framework_change_screen_and_judge() -> None:
         assert batch[fidelity] > 1.02 * update[fidelity]
         assert together[fidelity] != update[fidelity]
     assert np.allclose([each[0] for each in (update, batch)], [each[1] for each in (update, batch)], rtol=0.15)
+    assert trained(balance="budget") == update
+    assert trained(packing=False, balance="budget") == trained(packing=False, balance="none")
+    padded = [trained(packing=False, pads=to) for to in ("microbatch", "batch", "limit")]
+    for fidelity in (0, 1):
+        times = [each[fidelity] for each in padded]
+        assert times[0] < times[1] <= times[2]
+    assert padded[1][0] == pytest.approx(
+        padded[1][1], rel=0.02
+    )  # all are as long as the longest: nothing is left to chance
 
 
 def test_layers_that_nobody_measured_widen_the_interval_and_are_said() -> None:

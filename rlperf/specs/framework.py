@@ -163,8 +163,12 @@ def facts_data(framework: str) -> dict[str, Any]:
 
 Attention = Literal["flash", "flash2"]
 """Kernel of a trainer's attention from Hopper on: the newest, or the second FlashAttention's."""
-Balance = Literal["update", "batch", "none"]
-"""Over what a trainer evens out the tokens of its ranks: an update, the whole batch, or nothing."""
+Balance = Literal["update", "batch", "budget", "none"]
+"""Over what a trainer evens out the tokens of its ranks: an update, the whole batch, an update if it is cut by tokens
+(``budget``), or nothing."""
+Pads = Literal["microbatch", "batch", "limit"]
+"""To what unpacked sequences are padded: the longest of their microbatch, the longest prompt and response that a rank
+generated, or the most that the job allows."""
 
 
 def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str]:
@@ -227,7 +231,7 @@ class FrameworkFacts(Frozen):
     sources: dict[str, str]
     relative: str = Field("", description="framework whose overheads it is predicted with until its own are measured")
     attention: dict[str, dict[str, Attention]] = Field({}, description="trainer backend -> span of versions -> kernel")
-    pads: dict[str, Literal["microbatch", "limit"]] = Field(
+    pads: dict[str, Pads] = Field(
         {}, description="trainer backend -> to what it pads unpacked sequences, where its relative does otherwise"
     )
     balance: dict[str, Balance] = Field(

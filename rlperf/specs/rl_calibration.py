@@ -16,7 +16,7 @@ from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Z95
-from rlperf.specs.framework import Attention, Balance, facts_data, trainer_facts
+from rlperf.specs.framework import Attention, Balance, Pads, facts_data, trainer_facts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.profiles import search_path, stamp
@@ -113,11 +113,12 @@ class TrainerOverheads(Frozen):
         trainer's own rows tell them apart worse; None: the trainer's own
     prefix_update, prefix_pass : per layer and microbatch of an update, of a scoring pass, in which prompts are shared:
         taking prompts and responses apart and putting them together again; None: nobody measured it, and it is free
-    balance : over what token loads of ranks are evened out: every optimizer ``update``, the whole ``batch`` once, or
-        nothing (``none``): ranks take sequences as they come
+    balance : over what token loads of ranks are evened out: every optimizer ``update``, the whole ``batch`` once, an
+        update where microbatches are cut by tokens (``budget``), or nothing (``none``): sequences go as they come
     batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed by tokens, else by
         count; ``count``, which a job may ask of it: by count if packed, too; ``all``: those of all ranks, by tokens
-    pads : to what unpacked sequences are padded: the longest of their ``microbatch``, or the job's ``limit``
+    pads : to what unpacked sequences are padded: the longest of their ``microbatch``, the longest prompt and response
+        of their rank's ``batch``, or the job's ``limit``
     switches : what it sets otherwise than the backend does (overlap, dispatcher of experts)
     parks_optimizer : offloaded optimizer states come to the device once for all updates of an rl_step and go back
         after them, and the weights with them, which also come and go for every scoring pass of the policy; without,
@@ -142,7 +143,7 @@ class TrainerOverheads(Frozen):
     prefix_pass: Overhead | None = None
     balance: Balance = "update"
     batching: Batching = "rank"
-    pads: Literal["microbatch", "limit"] = "microbatch"
+    pads: Pads = "microbatch"
     switches: Switches = Switches()
     gradients: Literal["bf16", "fp32"] | None = None
     parks_optimizer: bool = False

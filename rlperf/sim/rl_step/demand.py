@@ -199,6 +199,15 @@ class Demand:
         return LengthMoments(float(joined.mean()), float((joined**2).mean()), longest)
 
     @cached_property
+    def longest_padded(self) -> tuple[float, ...]:
+        """Longest prompt and longest response of every replicate's trained sequences together [tokens]."""
+        found = []
+        for index, table in enumerate(self.trajectories):
+            prompts = table.prompt_tokens[self._trained].astype(np.float64)
+            found.append(float(prompts.max() + (self.lengths(index) - prompts).max()))
+        return tuple(found)
+
+    @cached_property
     def prompt_moments(self) -> tuple[float, float]:
         """Mean and mean square of the prompts of the trained sequences [tokens, tokens^2]."""
         prompts = np.concatenate([t.prompt_tokens[self._trained] for t in self.trajectories]).astype(np.float64)

@@ -37,6 +37,7 @@ from rlperf.sim.rl_step.overheads import (
 )
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.framework import Pads
 from rlperf.specs.pool import Settings
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
@@ -149,22 +150,33 @@ class Cuts:
     def even(self) -> bool:
         """Whether the ranks' tokens are evened out within a pass; else over the whole rl_step only."""
         balance = self.framework.training.balance
-        return balance == "update" or (balance == "batch" and self.parts == 1)
+        return {"update": True, "batch": self.parts == 1, "budget": self.by_budget, "none": False}[balance]
 
     @property
-    def to_limit(self) -> bool:
-        """Whether every sequence is padded to the most that the job allows."""
-        return self.framework.training.pads == "limit" and not self.unpadded
+    def pads(self) -> Pads:
+        """To what sequences are padded; what is packed counts as padded to its microbatch, which is not at all."""
+        return "microbatch" if self.unpadded else self.framework.training.pads
+
+    def _padded_tokens(self, demand: Demand) -> FloatArray:
+        """Length of every sequence of a replicate, where all are padded alike, ``[replicates]``.
+
+        Ranks that pad to what they generated differ in it, and all wait for that with the longest.
+        """
+        limit = np.full(len(demand.tables), float(demand.batch.longest_tokens))
+        return limit if self.pads == "limit" else np.array(demand.longest_padded)
 
     def lengths(self, demand: Demand, replicate: int) -> FloatArray:
         """Sequences of a replicate as they are trained [tokens]."""
         lengths = demand.lengths(replicate)
-        return np.full_like(lengths, demand.batch.longest_tokens) if self.to_limit else lengths
+        same = self.pads == "microbatch"
+        return lengths if same else np.full_like(lengths, self._padded_tokens(demand)[replicate])
 
     def closed(self, demand: Demand) -> Microbatches:
         """From the moments of the lengths ``[layouts]``; what is cut together, from those of one rl_step."""
-        longest = float(demand.batch.longest_tokens)
-        moments = LengthMoments(longest, longest**2, longest) if self.to_limit else demand.moments
+        moments = demand.moments
+        if self.pads != "microbatch":
+            each = self._padded_tokens(demand)
+            moments = LengthMoments(float(each.mean()), float((each**2).mean()), float(each.mean()))
         found = Microbatches.from_moments(
             self.layout, demand.batch.sequences / self.parts, moments.mean, moments.mean_square, moments.longest,
             token_budget=self.token_budget if self.by_budget else None, packing=self.unpadded, balanced=self.even,
@@ -226,7 +238,7 @@ class CutLengths:
         rows: list[tuple[float, float, float, float]] = []
         for index, table in enumerate(demand.keys):
             lengths = cuts.lengths(demand, index)
-            name = (table, demand.batch.sequences, cuts.parts, demand.batch.longest_tokens if cuts.to_limit else 0)
+            name = (table, demand.batch.sequences, cuts.parts, cuts.pads, demand.batch.longest_tokens)
             passes = np.array_split(lengths, cuts.parts)
             fullest = self._fullest(cuts, name, lengths, passes)
             rows += [self._pass(cuts, (*name, k), *pair) for k, pair in enumerate(zip(passes, fullest, strict=True))]
@@ -247,7 +259,7 @@ class CutLengths:
                 [slowest_lengths(part, ranks, alike=not cuts.by_budget) for part in passes]
                 if cuts.even
                 else [slowest_lengths(part, ranks, balanced=False) for part in passes]
-                if cuts.framework.training.balance == "none"
+                if cuts.framework.training.balance != "batch"
                 else slowest_slices(lengths, ranks, cuts.parts)
             )
         return self._slowest[key]

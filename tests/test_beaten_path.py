@@ -19,6 +19,7 @@ from rlperf.plan.search.beaten_path import (
     DOUBLING,
     OffPath,
     doublings,
+    experts_reach,
     price,
     rollout_departures,
     trainer_departures,
@@ -52,7 +53,8 @@ def departures(
     return trainer_departures(
         load_architecture(architecture), flat, np.zeros(flat.size, dtype=np.int64),
         np.ones(flat.size, dtype=np.bool_) if fits is None else np.array(fits),
-        longest_tokens=longest, microbatches=np.full(flat.size, microbatches), domain=8,
+        longest_tokens=longest, microbatches=np.full(flat.size, microbatches),
+        reach=experts_reach(load_architecture(architecture), 8, 80e9),
     )  # fmt: skip
 
 
@@ -68,6 +70,14 @@ def test_experts_are_spread_inside_a_node_and_left_whole() -> None:
     layout = Layout.of(expert_parallel=[1, 4, 8, 16, 4], expert_tensor_parallel=[1, 1, 1, 1, 2], data_parallel=16)
     assert departures("Qwen3-30B-A3B", layout).tolist() == [2, 0, 0, 1, 1]
     assert departures("Qwen3-8B", Layout.of(data_parallel=[8])).tolist() == [0]
+
+
+def test_experts_that_fill_more_than_a_node_are_spread_over_as_many_devices() -> None:
+    """Qwen3-235B-A22B and DeepSeek-V3 over 16 H100 are published recipes; over 64 the first is not."""
+    layout = Layout.of(expert_parallel=[8, 16, 32, 64], data_parallel=64)
+    assert departures("Qwen3-30B-A3B", layout).tolist() == [0, 1, 2, 3]
+    assert departures("Qwen3-235B-A22B", layout).tolist() == [0, 0, 1, 2]
+    assert departures("DeepSeek-V3", layout).tolist() == [0, 0, 0, 1]
 
 
 def test_a_pipeline_is_as_long_as_memory_needs_and_has_work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture
+from tests.test_frameworks_audit import R, _audit
 
 H100 = load_hardware("h100_sxm", "dgx_h100")
 VLLM = load_engine_calibration("vllm")
@@ -59,3 +61,11 @@ def test_a_rollout_of_short_prompts_gains_nothing_by_stages_in_flight() -> None:
     own = demand.read_tokens(settings.prefix_caching)
     assert cost(STAGES, own) > cost(ACROSS, own) > cost(STAGES, np.inf)
     assert cost(ACROSS, own) == cost(ACROSS, np.inf)
+
+
+def test_an_engine_across_nodes_costs_time_and_nothing_fails(tmp_path: Path) -> None:
+    """DeepSeek-V3 has no other: an audit of its plan warned of what the planner had weighed."""
+    wide = {R + "tensor_model_parallel_size": 16, "trainer.nnodes": 2}
+    found = {each.rule: each for each in _audit(tmp_path, "verl", wide).findings}
+    assert found["tp_across_nodes"].severity == "hint"
+    assert found["tp_across_nodes"].key == R + "tensor_model_parallel_size"

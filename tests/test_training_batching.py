@@ -14,6 +14,7 @@ from rlperf.cost.batching import (
     balanced_partitions,
     bins_needed,
     dealt_partitions,
+    greedy_partitions,
     pack_by_budget,
     slowest_lengths,
     split_in_order,
@@ -167,3 +168,22 @@ def test_padding_costs_tokens() -> None:
 def test_order_split_covers_everything() -> None:
     assert [part.tolist() for part in split_in_order(5, 2)] == [[0, 1, 2], [3, 4]]
     assert len(split_in_order(2, 8)) == 2
+
+
+@pytest.mark.parametrize("parts", [40, 128, 250, 400])
+def test_a_greedy_partition_is_about_as_even_as_differencing(parts: int) -> None:
+    """And with two sequences a set or fewer it is the best there is: the longest alone, or beside the shortest."""
+    lengths = np.minimum(np.exp(np.random.default_rng(3).normal(8.0, 0.8, 512)), 16384.0)
+    greedy, differenced = greedy_partitions(lengths, parts), balanced_partitions(lengths, parts)
+    assert sorted(np.concatenate(greedy).tolist()) == list(range(512))
+    fullest, other = (max(float(lengths[part].sum()) for part in each) for each in (greedy, differenced))
+    assert fullest <= 1.01 * other
+    if 2 * parts >= lengths.size:
+        assert fullest <= other * (1.0 + 1e-12)
+
+
+def test_an_update_over_many_replicas_is_cut_up_at_once() -> None:
+    """A plan of 100,000 devices ended no earlier than after minutes: of every sequence differencing moves all sets."""
+    lengths = np.random.default_rng(1).integers(100, 16384, 20_000).astype(np.float64)
+    greedy = max(lengths[part].sum() for part in greedy_partitions(lengths, 10_000))
+    assert slowest_lengths(lengths, 10_000).sum() == greedy

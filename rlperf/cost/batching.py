@@ -150,6 +150,8 @@ def _even_partitions(table: FloatArray, parts: int, *, equal_size: bool = False)
     """Sets of nearly equal sums; of many sequences by dealing."""
     if table.size > MANY and table.size >= MANY_EACH * parts:
         return dealt_partitions(table, parts)
+    if table.size * parts > MANY_PLACES and not equal_size:
+        return greedy_partitions(table, parts)
     return _balanced(table.tobytes(), parts, equal_size)
 
 
@@ -161,6 +163,29 @@ def _balanced(lengths: bytes, parts: int, equal_size: bool) -> list[IntArray]:
 
 MANY, MANY_EACH = 32_768, 100
 """Sequences, and sequences per set, from which dealing does: sums within 5e-4 of differencing, 80 times faster."""
+
+MANY_PLACES = 1 << 27
+"""Sequences times sets from which the longest goes to the emptiest: differencing moves all sets for every sequence."""
+
+
+def greedy_partitions(lengths: FloatArray, parts: int) -> list[IntArray]:
+    """Partition into ``parts`` sets: the longest sequence that is left goes to the set with the fewest tokens.
+
+    Graham 1969 (longest processing time first). Of 131,072 sequences over 8,192 sets the fullest has 0.08 % more than
+    by differencing, with fewer than eight sequences a set no more (2 % less at four); 0.5 instead of 8 s.
+
+    >>> [part.tolist() for part in greedy_partitions(np.array([8.0, 7.0, 6.0, 5.0, 4.0]), 2)]
+    [[0, 3, 4], [1, 2]]
+    """
+    table = np.asarray(lengths, dtype=np.float64)
+    order = np.argsort(-table, kind="stable")
+    emptiest, place = [(0.0, part) for part in range(parts)], np.empty(order.size, dtype=np.int64)
+    for number, length in enumerate(table[order].tolist()):
+        tokens, place[number] = emptiest[0]
+        heapq.heapreplace(emptiest, (tokens + length, int(place[number])))
+    members = np.argsort(place, kind="stable")
+    cuts = np.searchsorted(place[members], np.arange(1, parts))
+    return [part for part in np.split(order[members], cuts) if part.size]
 
 
 def dealt_partitions(lengths: FloatArray, parts: int) -> list[IntArray]:

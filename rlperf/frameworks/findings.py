@@ -321,11 +321,9 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
             message = (
                 f"tensor parallel {width} spans nodes of {per_node} GPUs: an all-reduce per layer over the network"
             )
-            found.append(
-                Finding(
-                    "warning", key, message, f"at most {per_node}", "never", imported.where(key), rule="tp_across_nodes"
-                )
-            )
+            # a model that fills a node has no better: it costs time where it need not be, and nothing fails
+            advice, rule = f"at most {per_node}, where weights leave room", "tp_across_nodes"
+            found.append(Finding("hint", key, message, advice, "never", imported.where(key), rule=rule))
     chunked = run.rollout.chunked_prefill
     # SGLang takes a longer prompt alone (managers/schedule_policy.py of 0.5.23)
     uncut = chunked is False and run.rollout.backend != "sglang"

@@ -6,7 +6,7 @@ the frameworks' defaults take for a model and a device of its size:
 ==================================  ================================================================================
 sequences cut small                 a ring or Ulysses leaves a rank fewer than `RANK_TOKENS` of the longest sequence
 experts not spread                  a mixture of experts on fewer than `EXPERTS_SPREAD` devices
-experts cut up, or across nodes     expert tensor parallelism; expert parallelism beyond a scale-up domain
+experts cut up, or spread far       expert tensor parallelism; expert parallelism beyond `experts_reach`
 pipeline without need               more stages than the least that memory and framework take
 pipeline without work               fewer microbatches than stages
 pipeline cut oddly                  stages that are neither a power of two nor a divisor of the layers
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlperf.cost.parameters import routed_parameters
 from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.uncertainty import CALIBRATED, OWN_SHARE
 from rlperf.specs.architecture import Architecture
@@ -37,6 +38,8 @@ RANK_TOKENS = 4096
 MLPerf, torchtitan and SimuMax; the RL recipes of NeMo-RL: 8,192 over 2, 16,384 over 4)."""
 EXPERTS_SPREAD = 4
 """Devices over which experts are spread at least: no published run of Megatron, NeMo-RL, slime or verl has fewer."""
+EXPERT_BYTES = 6.0
+"""Of a routed expert's parameter with its gradient: 2 and 4 [bytes]."""
 DOUBLING = 0.005
 """Share of the objective that a doubling must gain: decides near-ties, for the simpler one."""
 TIE = 1e-6
@@ -63,7 +66,7 @@ def doublings(layout: Layout, parked: IntArray, spread: int = 1) -> FloatArray:
 
 def trainer_departures(
     architecture: Architecture, layout: Layout, group: IntArray, fits: BoolArray, *,
-    longest_tokens: int, microbatches: FloatArray, domain: int,
+    longest_tokens: int, microbatches: FloatArray, reach: float,
 ) -> IntArray:  # fmt: skip
     """Departures of trainer columns of one number of devices ``[columns]``.
 
@@ -71,7 +74,7 @@ def trainer_departures(
     ----------
     group : columns that are compared, such as those of one backend; ``fits``: memory and framework take the column
     microbatches : of an optimizer update on one rank
-    domain : devices of a scale-up domain
+    reach : devices over which experts are spread at most (`experts_reach`)
     """
     most = max(longest_tokens // RANK_TOKENS, 1)
     off = _beyond(layout.context_parallel * layout.ulysses, most)
@@ -79,13 +82,27 @@ def trainer_departures(
         spread = layout.expert_parallel * layout.expert_tensor_parallel
         least_spread = np.minimum(EXPERTS_SPREAD, layout.devices // layout.pipeline_parallel)
         off = off + _beyond(least_spread, spread) + _beyond(layout.expert_tensor_parallel, 1)
-        off = off + _beyond(layout.expert_parallel, domain)
+        off = off + _beyond(layout.expert_parallel, reach)
     stages = layout.pipeline_parallel
     off = off + ((stages > 1) & (microbatches < stages))
     off = off + (((stages & (stages - 1)) != 0) & (architecture.layers % stages != 0))
     nearest = fits & (off == _least(off, group, fits, off))
     least = _least(stages, group, nearest, np.ones(len(group), dtype=np.int64))
     return np.asarray(off + _beyond(stages, least), dtype=np.int64)
+
+
+def experts_reach(architecture: Architecture, domain: int, memory: float) -> float:
+    """Devices over which experts are spread at most: a scale-up domain, or those that weights and gradients fill [1].
+
+    NeMo-RL spreads those of Qwen3-235B-A22B and DeepSeek-V3 over 16 H100, of nodes of eight, and Megatron-Bridge those
+    of Kimi-K2 over 32.
+
+    Parameters
+    ----------
+    domain : devices of a scale-up domain
+    memory : of a device [bytes]
+    """
+    return max(float(domain), EXPERT_BYTES * routed_parameters(architecture) / memory)
 
 
 def rollout_departures(layout: Layout, fits: BoolArray, domain: int, group: IntArray | None = None) -> IntArray:
@@ -113,7 +130,7 @@ def _least(values: IntArray, group: IntArray, fits: BoolArray, otherwise: IntArr
     return np.asarray(np.where(found == nothing, otherwise, found))
 
 
-def _beyond(degree: IntArray | int, most: IntArray | int) -> IntArray:
+def _beyond(degree: IntArray | int, most: IntArray | float) -> IntArray:
     """Doublings of a degree above the most that is usual.
 
     >>> _beyond(np.array([1, 4, 6, 16]), 4).tolist()

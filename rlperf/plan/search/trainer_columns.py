@@ -13,7 +13,7 @@ from rlperf.cost.memory_risk import PHASES, spread_at
 from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, taken
 from rlperf.plan.question.context import Context
-from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, trainer_departures
+from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, experts_reach, trainer_departures
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_flags, trainer_layouts
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Batch, Demand
@@ -231,7 +231,7 @@ def departures_of(
     return trainer_departures(
         architecture, columns.layout, group, columns.fits,
         microbatches=_microbatches(context, demand, columns), longest_tokens=demand.batch.longest_tokens,
-        domain=context.cluster.scale_up_domain,
+        reach=experts_reach(architecture, context.cluster.scale_up_domain, context.hardware.device.memory),
     )  # fmt: skip
 
 

@@ -7,10 +7,10 @@ the checkout).
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,10 +104,13 @@ def answer(question: Question, framework: str, folder: Path) -> str:
 
 def main() -> None:
     """Every question under every framework."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("frameworks", nargs="*", default=FRAMEWORKS, metavar="FRAMEWORK")
+    frameworks = parser.parse_args().frameworks
     folder = Path(os.environ.get("RLPERF_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
     for question in QUESTIONS:
         print(question.words)
-        for framework in sys.argv[1:] or FRAMEWORKS:
+        for framework in frameworks:
             print(f"  {framework}: {answer(question, framework, folder)}", flush=True)
 
 

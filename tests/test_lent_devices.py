@@ -21,7 +21,7 @@ from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.screen import screen
-from rlperf.sim.rl_step.rollout_stage import SCREENED_RL_STEPS
+from rlperf.sim.rl_step.rollout_counted import SCREENED_RL_STEPS
 from rlperf.sim.rollout.lent import AT, joined_curve_s, joined_s, read_off_s
 from rlperf.sim.rollout.rollout import simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories

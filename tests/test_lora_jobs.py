@@ -20,7 +20,7 @@ from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.rollout_columns import rollout_columns
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.engine import replica_memory
-from rlperf.sim.rl_step.rollout_stage import SCREENED_RL_STEPS
+from rlperf.sim.rl_step.rollout_counted import SCREENED_RL_STEPS
 from rlperf.specs.job import Job
 
 

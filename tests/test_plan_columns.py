@@ -9,7 +9,7 @@ from rlperf.api import ask
 from rlperf.layout import Layout
 from rlperf.plan.search.columns import Columns
 from rlperf.plan.search.splits import splits
-from rlperf.sim.rl_step import rollout_stage
+from rlperf.sim.rl_step import rollout_counted
 from rlperf.specs.job import Job
 
 
@@ -25,8 +25,8 @@ def test_modes_that_run_ahead_share_the_count_of_engine_steps(monkeypatch: pytes
     demand = task.source.demand(task.batches[0], None, 0)
     each = {split.mode: split for split in splits(context) if split.rollout == 8}
     counts = []
-    take = rollout_stage.take_census
-    monkeypatch.setattr(rollout_stage, "take_census", lambda *args, **named: counts.append(1) or take(*args, **named))
+    take = rollout_counted.take_census
+    monkeypatch.setattr(rollout_counted, "take_census", lambda *args, **named: counts.append(1) or take(*args, **named))
     shared = Columns(context, task, question.facts)
     first = shared.rollout(demand, each["one_step_off"])
     counted = len(counts)

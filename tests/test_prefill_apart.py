@@ -21,7 +21,7 @@ from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import resolve
 from rlperf.plan.search.rollout_columns import rollout_columns
 from rlperf.plan.search.screen import screen
-from rlperf.sim.rl_step.rollout_stage import SCREENED_RL_STEPS
+from rlperf.sim.rl_step.rollout_counted import SCREENED_RL_STEPS
 from rlperf.sim.rollout.apart import Apart, simulate_apart, writing_cost, written
 from rlperf.sim.rollout.rollout import simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories

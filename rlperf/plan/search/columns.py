@@ -23,7 +23,7 @@ from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trai
 from rlperf.sim.remembered import Key, Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import Tabulated
-from rlperf.sim.rl_step.rollout_stage import Counted
+from rlperf.sim.rl_step.rollout_counted import Counted
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES

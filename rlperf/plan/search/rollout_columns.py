@@ -16,7 +16,8 @@ from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import apart_of, cache_granted, least_cache, replica_memory, tabulate
-from rlperf.sim.rl_step.rollout_stage import Counted, RolloutStage, counted_lent_s, counted_seconds
+from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds
+from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rollout.lent import AT
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES

@@ -68,6 +68,11 @@ class StepCensus:
     exact: bool = True
     _weights: dict[tuple[bytes, bytes], tuple[FloatArray, FloatArray]] = field(default_factory=dict, repr=False)
 
+    @property
+    def steps(self) -> float:
+        """Engine_steps altogether."""
+        return float(self.batch_steps.sum() + self.mixed_steps.sum())
+
     def makespan_s(self, cost: EngineStepCost) -> FloatArray:
         """Makespan of this replica for one cost, or for many at once [s].
 
@@ -80,10 +85,9 @@ class StepCensus:
             return np.asarray(self._drafted_s(cost) + self.wait_s, dtype=np.float64)
         decoding, prompts = self._linear_weights(cost)
         mixed = float(self.mixed_steps.sum())
-        steps = float(self.batch_steps.sum()) + mixed
         seconds = np.asarray(cost.linear_s, dtype=np.float64) @ decoding
         seconds = seconds + np.asarray(cost.linear_table(mixed=True), dtype=np.float64) @ prompts
-        seconds = seconds + cost.host_s * steps
+        seconds = seconds + cost.host_s * self.steps
         seconds = seconds + cost.host_per_request_s * (self.running_sum + self.prefill_requests)
         seconds = seconds + cost.decode_fixed_s * self.decoding_steps
         seconds = seconds + cost.decode_per_request_s * self.running_sum

@@ -1,0 +1,264 @@
+"""The rollout of many pools in closed form: engine_steps counted once per concurrency, priced by a dot product.
+
+Which requests share an engine_step does not depend on what it costs, so that the engine_steps of a workload are counted
+once and every engine shape costs a product (`StepCensus`). ``docs/theory/rl_step.md`` has the road.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import numpy as np
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.sim.rl_step.demand import Batch, Demand
+from rlperf.sim.rl_step.engine import Tabulated, engine_limits
+from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
+from rlperf.sim.rollout.apart import Apart, simulate_apart
+from rlperf.sim.rollout.closed_form import UNIT, StepCensus, take_census
+from rlperf.sim.rollout.lent import AT, joined_curve_s
+from rlperf.sim.rollout.options import EngineOptions
+from rlperf.sim.rollout.replica import PLAIN
+from rlperf.sim.rollout.rollout import simulate_rollout
+from rlperf.sim.rollout.routing import route
+from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.pool import Settings
+
+SCREENED_RL_STEPS = 2
+"""rl_steps of a demand that the closed form counts; the events simulate all of them."""
+HEAVIEST = 1
+"""Replicas that are busy longest whose engine_steps the closed form counts, beside that of the longest trajectory."""
+
+
+@dataclass(eq=False)
+class Counted:
+    """What device counts share in the closed form: flow, the busiest replicas' requests, engine_steps, cost tables.
+
+    Attributes
+    ----------
+    batches : rl_steps whose requests are under way at once
+    censuses : engine_steps by replicas, concurrency and pace: of those replicas of each table that may be last
+    """
+
+    demand: Demand
+    batches: int = 1
+    costs: Tabulated = field(default_factory=dict)
+    censuses: dict[tuple[int, int, float], list[list[StepCensus]]] = field(default_factory=dict)
+    _slowest: dict[tuple[int, float], list[list[Trajectories]]] = field(default_factory=dict)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What the demand sends through the engines."""
+        return Flow.of(self.demand, self.batches)
+
+    @cached_property
+    def tables(self) -> list[Trajectories]:
+        """Trajectories of the rl_steps that are counted, those of every generation batch apart."""
+        tables = self.demand.tables[:SCREENED_RL_STEPS]
+        return [
+            part for table in tables for part in generation_batches(Trajectories.from_table(table), self.demand.batch)
+        ]
+
+    def seconds(self, replicas: int, concurrency: int, limits: EngineLimits, cost: EngineStepCost) -> float:
+        """Makespan at a concurrency, a cache that binds counting as one; mean over the rl_steps that are counted [s].
+
+        Who waits for an environment runs beside others the sooner engine_steps are. Of several turns engine_steps are
+        counted at paces half an octave apart, and the makespan is interpolated at the pace that they come out at.
+        """
+        if all(table.single_turn for table in self.tables):
+            return _makespan_s(self._census(replicas, concurrency, limits, 1.0, PLAIN), cost)[0]
+        options = EngineOptions(trajectories=self.demand.batch.under_way(replicas))
+        count = partial(self._census, replicas, concurrency, limits, options=options)
+        s = float(cost.decode_s(float(concurrency), concurrency * self.flow.context))
+        _, s = _makespan_s(count(pace_s=_paces(s)[0]), cost)
+        low, high = _paces(s)
+        ends = [_makespan_s(count(pace_s=pace), cost)[0] for pace in (low, high)]
+        return float(np.interp(np.log(s), np.log([low, high]), ends))
+
+    def _census(
+        self, replicas: int, concurrency: int, limits: EngineLimits, pace_s: float, options: EngineOptions
+    ) -> list[list[StepCensus]]:
+        """Engine_steps of the replicas that may be last, where each takes ``pace_s``."""
+        key, last = (replicas, concurrency, pace_s), (replicas, pace_s)
+        if key not in self.censuses:
+            if last not in self._slowest:
+                slots = options.trajectories
+                self._slowest[last] = [_slowest_replicas(table, *last, slots) for table in self.tables]
+            free = replace(limits, kv_tokens=np.inf, max_running=concurrency)
+            count = partial(take_census, limits=free, cost=replace(UNIT, host_s=pace_s), options=options)
+            self.censuses[key] = [[count(each) for each in part] for part in self._slowest[last]]
+        return self.censuses[key]
+
+    def bound(self, limits: EngineLimits, replicas: int) -> EngineLimits:
+        """What binds where rollouts are simulated: a cache that holds all that a replica may keep is like any other.
+
+        ``replicas``: of those that read, or that write, the fewer
+        """
+        most = -(-max(len(table) for table in self.tables) // replicas)
+        longest = max(int(table.final_tokens.max()) for table in self.tables)
+        kv_tokens = limits.kv_tokens if limits.kv_tokens < 2.0 * most * longest else np.inf
+        return replace(limits, kv_tokens=kv_tokens, max_running=min(limits.max_running, most))
+
+    def apart_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, apart: Apart) -> float:
+        """Makespan where prompts are read apart, mean over the rl_steps that are counted [s]."""
+        served = (simulate_apart(table, replicas, apart, cost=cost, limits=limits).makespan_s for table in self.tables)
+        return float(np.mean(list(served)))
+
+    def lent_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, more: int) -> FloatArray:
+        """Makespan where ``more`` replicas join, as a share of that alone, mean over the rl_steps counted ``[AT]``."""
+        curves = []
+        for table in self.tables:
+            alone = simulate_rollout(table, replicas, cost=cost, limits=limits)
+            curves.append(joined_curve_s(table, alone, more, cost=cost, limits=limits) / alone.makespan_s)
+        return np.asarray(np.mean(curves, axis=0))
+
+
+def counted_lent_s(
+    settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
+    kv_tokens: FloatArray, running: IntArray, counted: Counted, lent: int,
+) -> FloatArray:  # fmt: skip
+    """Makespans of every pool where engines on ``lent`` devices join, as shares of that alone ``[pools][AT]``.
+
+    Who runs beside whom then depends on when they join, so that every shape and concurrency is simulated
+    (arguments: `counted_seconds`).
+    """
+    curves = np.ones((len(e), len(AT)))
+    known: dict[tuple[int, EngineLimits], FloatArray] = {}
+    for position, engine in enumerate(e.tolist()):
+        replicas, more = int(layout.data_parallel[position]), lent // int(layout.replica_devices[position])
+        limits = engine_limits(settings, float(kv_tokens[position]), int(running[position]))
+        bound = counted.bound(limits, replicas)
+        if more and (engine, bound) not in known:
+            known[engine, bound] = counted.lent_s(costs[engine], bound, replicas, more)
+        if more:
+            curves[position] = known[engine, bound]
+    return curves
+
+
+def counted_seconds(
+    settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
+    kv_tokens: FloatArray, running: IntArray, counted: Counted, aparts: tuple[Apart | None, ...],
+) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
+    """Closed form: makespan, steady seconds and an interruption's of every pool, means over some of the rl_steps [s].
+
+    ``e``: index of each pool's cost in ``costs`` and of who reads its prompts in ``aparts``; ``kv_tokens``,
+    ``running``: its cache and concurrency ``[pools]``.
+
+    Which requests share an engine_step does not depend on what it costs, so the engine_steps of a workload are counted
+    once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`). Where
+    prompts are read apart it does: contexts arrive at given times, so that every shape and concurrency is simulated.
+    """
+    makespan, steady, again = (np.zeros(len(e)) for _ in range(3))
+    demand, flow = counted.demand, counted.flow
+    known: dict[tuple[int, int], float] = {}
+    simulated: dict[tuple[int, EngineLimits], float] = {}
+    flowing: dict[tuple[int, float], tuple[float, float]] = {}
+    for position, engine in enumerate(e.tolist()):
+        apart = aparts[engine]
+        readers = apart.readers if apart else 0
+        replicas = int(layout.data_parallel[position]) - readers
+        most = demand.batch.under_way(replicas) or int(running[position])
+        limits = engine_limits(settings, float(kv_tokens[position]), min(int(running[position]), most))
+        same = (engine, steady_running(limits, replicas, flow))
+        if same not in flowing:
+            flowing[same] = (
+                steady_seconds(costs[engine], limits, replicas, demand, flow, readers),
+                interrupted_seconds(costs[engine], limits, replicas, flow, readers),
+            )
+        steady[position], again[position] = flowing[same]
+        if apart is not None:
+            bound = counted.bound(limits, min(readers, replicas))
+            if (engine, bound) not in simulated:
+                simulated[engine, bound] = counted.apart_s(costs[engine], bound, replicas + readers, apart)
+            makespan[position] = demand.batch.rounds * simulated[engine, bound]
+            continue
+        points = _concurrency(limits, counted.tables, replicas, flow.context)
+        for concurrency, _ in points:
+            if (engine, concurrency) not in known:
+                known[engine, concurrency] = counted.seconds(replicas, concurrency, limits, costs[engine])
+        makespan[position] = demand.batch.rounds * sum(
+            weight * known[engine, concurrency] for concurrency, weight in points
+        )
+    return makespan, steady, again
+
+
+def _concurrency(
+    limits: EngineLimits, tables: list[Trajectories], replicas: int, held: float
+) -> tuple[tuple[int, float], ...]:
+    """Requests of a replica that run at once, as points that are counted with their weights.
+
+    That is its share of the batch, max_running, or what the cache holds. A cache that binds counts as a bound on
+    concurrency between two powers of two, interpolated in the logarithm; preemptions are left to the judge.
+    """
+    share = max(-(-len(table) // replicas) for table in tables)
+    running = min(limits.max_running, share)
+    fit = max(limits.kv_tokens * (1.0 - limits.watermark) / held, 1.0)
+    if fit >= running:
+        return ((running, 1.0),)
+    low = 1 << int(np.log2(fit))
+    high = min(2 * low, running)
+    if high <= low:
+        return ((low, 1.0),)
+    upper = float(np.log(fit / low) / np.log(high / low))
+    return ((low, 1.0 - upper), (high, upper))
+
+
+def _paces(s: float) -> tuple[float, float]:
+    """Powers of the root of two on both sides of a pace [s]."""
+    low = np.floor(2.0 * np.log2(s)) / 2.0
+    return float(2.0**low), float(2.0 ** (low + 0.5))
+
+
+def _makespan_s(counted: list[list[StepCensus]], cost: EngineStepCost) -> tuple[float, float]:
+    """Makespan of the slowest replica and seconds of its mean engine_step, means over the rl_steps [s]."""
+    found = []
+    for replicas in counted:
+        seconds = [float(each.makespan_s(cost)) for each in replicas]
+        last = int(np.argmax(seconds))
+        found.append((seconds[last], (seconds[last] - replicas[last].wait_s) / replicas[last].steps))
+    makespan, pace = np.mean(found, axis=0)
+    return float(makespan), float(pace)
+
+
+def _slowest_replicas(table: Trajectories, replicas: int, pace_s: float, slots: int | None) -> list[Trajectories]:
+    """What the replicas that may be the slowest serve: those that are busy longest, and the longest trajectory.
+
+    Work is tokens at ``pace_s`` each, and the time of environments between turns; where a replica has fewer ``slots``
+    than trajectories they follow one another, and that with the most work need not be the last.
+    """
+    chosen = route(table, "round_robin", np.ones(replicas))
+    alone = table.generated_tokens * pace_s + np.add.reduceat(table.tool_latency_s, table.offsets[:-1])
+    work = np.bincount(chosen, alone, replicas)
+    busy = work if slots is None else np.array([_listed_s(alone[chosen == r], slots) for r in range(replicas)])
+    longest = np.argsort(-busy, kind="stable")[:HEAVIEST]
+    slowest = {*longest.tolist(), int(chosen[int(np.argmax(alone))])}
+    return [table.take(np.flatnonzero(chosen == r)) for r in sorted(slowest) if work[r] > 0]
+
+
+def _listed_s(seconds: FloatArray, slots: int) -> float:
+    """When the last of some pieces of work ends that take the next free slot in turn [s].
+
+    >>> _listed_s(np.array([3.0, 1.0, 1.0, 3.0]), 2)
+    5.0
+    """
+    free = [0.0] * slots
+    for each in seconds.tolist():
+        heapq.heappush(free, heapq.heappop(free) + each)
+    return max(free)
+
+
+def generation_batches(whole: Trajectories, batch: Batch) -> list[Trajectories]:
+    """What is rolled out at once: all, or the groups of every generation batch.
+
+    >>> batch = Batch(2, 1, 2, 9, 9, 4, generation_batch=2)
+    >>> [len(part) for part in generation_batches(Trajectories.of(1, [5, 1, 2, 3]), batch)]
+    [2, 2]
+    """
+    if batch.rounds == 1:
+        return [whole]
+    assert batch.generation_batch is not None
+    turn = np.unique(whole.group, return_inverse=True)[1] // batch.generation_batch
+    return [whole.take(turn == k) for k in range(int(turn.max()) + 1)]

@@ -7,8 +7,11 @@ from random import Random
 from typing import Any
 
 import pytest
+import yaml
 
 import rlperf
+from rlperf.api import ask
+from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import ExportedPhase, export_run, write_plan
 from rlperf.frameworks.imports import Imported, import_config
@@ -119,6 +122,34 @@ def test_experts_that_nothing_splits_are_stated(framework: str, tmp_path: Path) 
         silent = {name: value for name, value in imported.source.keys.items() if name != key}
         source = type(imported.source)(silent, entry=imported.source.entry, bases=imported.source.bases)
         assert imported.adapter.read(source, imported.target)[0].trainer.expert_tensor_parallel == 4
+
+
+@pytest.mark.parametrize("framework", ["slime", "miles"])
+@pytest.mark.parametrize(("dtype", "recipe"), [("bf16", None), ("fp8", "blockwise"), ("mxfp8", "mxfp8")])
+def test_megatron_trains_in_eight_bits_where_its_flags_say_so(
+    framework: str, dtype: str, recipe: str | None, tmp_path: Path
+) -> None:
+    phase, keys = _written(_run(framework, trainer__backend="megatron", trainer__compute_dtype=dtype), framework)
+    assert (keys.get("fp8-format"), keys.get("fp8-recipe")) == (recipe and "e4m3", recipe)
+    assert keys.get("transformer-impl") == (recipe and "transformer_engine")
+    assert not phase.emission.limitations
+    assert (_imported(phase, framework, tmp_path).run.trainer.compute_dtype or "bf16") == dtype
+
+
+def test_eight_bits_of_areal_are_those_of_the_checkpoint_too(tmp_path: Path) -> None:
+    """Its section switches them on by being there; none is written with it, and the refusal says whose rule that is."""
+    apart = {"trainer__devices": 8, "rollout__devices": 8, "trainer__data_parallel": 8, "rollout__data_parallel": 4}
+    run = _run("areal", trainer__backend="megatron", trainer__zero_stage=1, run__mode="disaggregated", **apart)
+    phase, _ = _written(run, "areal")
+    assert _imported(phase, "areal", tmp_path).run.trainer.compute_dtype != "fp8"
+    said = yaml.safe_load(phase.files["config.yaml"])
+    said["actor"].setdefault("megatron", {})["fp8_config"] = {"mode": "e4m3", "recipe": "blockwise"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(said))
+    narrow = import_config([tmp_path / "config.yaml"], "areal")
+    assert (narrow.run.trainer.compute_dtype, narrow.run.rollout.rollout_dtype) == ("fp8", "fp8")
+    pools = [{"role": "trainer", "settings": {"compute_dtype": "fp8"}}]
+    with pytest.raises(SpecError, match="_validate_fp8_consistency"):
+        ask(_job("areal", trainer_backends=["megatron"], modes=["disaggregated"], pools=pools), to_plan=True)
 
 
 @pytest.mark.parametrize("version", ["0.6", "0.9", "main"])

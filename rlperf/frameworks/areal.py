@@ -13,6 +13,7 @@ from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.areal_allocation import allocation, parse_allocation
 from rlperf.frameworks.areal_microbatches import cap_of, whole_passes
+from rlperf.frameworks.areal_trained import adapters, in_eight_bits
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
     MANDATORY,
@@ -208,7 +209,8 @@ class Areal:
             run = replace(run, trainer=run.trainer.having(turn_samples=None))
         run = _read_rest(replace(run, trainer=_read_trainer(run.trainer, flat)), flat)
         run = replace(run, trainer=whole_passes(run, flat))
-        return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | _ALSO_READ)
+        run, eight = in_eight_bits(run, source.keys)
+        return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | _ALSO_READ | eight)
 
 
 def _sglang(name: str) -> str:
@@ -304,23 +306,6 @@ def _placement(run: Run) -> list[Setting]:
     ]
 
 
-def _adapters(run: Run) -> list[Setting]:
-    """LoRA: adapters are served unmerged, and SGLang takes them from disk (areal/engine; behaviour sheet, 5)."""
-    rank, engine = run.trainer.lora_rank, run.rollout.backend
-    if not rank:
-        return []
-    settings = [
-        Setting("actor.use_lora", True),
-        Setting("actor.lora_rank", rank),
-        Setting("rollout.use_lora", True),
-        Setting(f"{engine}.enable_lora", True),
-        Setting(f"{engine}.max_lora_rank", rank),
-    ]
-    if engine == "sglang":
-        settings.append(Setting("actor.weight_update_mode", "disk", "SGLang takes adapters from disk"))
-    return settings
-
-
 def _algorithm(run: Run) -> list[Setting]:
     stale = run.staleness > 0
     reference = run.reference
@@ -328,7 +313,7 @@ def _algorithm(run: Run) -> list[Setting]:
         Setting("actor.kl_ctl", 0.001 if reference else 0.0, "0: no reference pass"),
         Setting("actor.recompute_logprob", run.old_policy is not False, "old log-probs by the trainer"),
         Setting("actor.use_decoupled_loss", stale and run.old_policy is not False),
-        *_adapters(run),
+        *adapters(run),
     ]
     roles = (["ref"] if reference else []) + (["critic"] if run.algorithm == "ppo" else [])
     for role in roles:

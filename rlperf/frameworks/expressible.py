@@ -169,6 +169,8 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
             if _contradicts(given, usual):
                 said = ", ".join(map(str, given)) if isinstance(given, tuple) else given
                 message = f"{facts.name} {facts.version} has no key for {pool.role}.{name} ({said})"
+                if why := facts.unwritten.get(f"{pool.role}.{name}"):
+                    message = f"rlperf writes no {pool.role}.{name} ({said}) for {facts.name} {facts.version}: {why}"
                 runs = "" if usual is None else f", as it runs {usual}"
                 other = "or name another framework"
                 if name in NOWHERE:

@@ -69,6 +69,21 @@ def computes(unit: Unit = SAME) -> Unit:
     return replace(unit, takes=frozenset({"bf16", "fp16", "fp32"}))
 
 
+_RECIPES = {"fp8": "blockwise", "mxfp8": "mxfp8"}
+FP8_FORMAT = Unit(
+    lambda value, _: "fp8",
+    lambda value, _: "e4m3" if value in _RECIPES else None,
+    takes=frozenset({"bf16", *_RECIPES}),
+)
+"""Megatron's ``fp8-format``: products of 8 bits where one is stated, whichever (transformer_config.py, ``fp8``)."""
+FP8_RECIPE = Unit(
+    lambda value, run: value if value == "mxfp8" and run.trainer.compute_dtype == "fp8" else run.trainer.compute_dtype,
+    lambda value, _: _RECIPES.get(str(value)),
+    takes=FP8_FORMAT.takes,
+)
+"""Megatron's ``fp8-recipe``, read after the format: how values are scaled. Blocks of mxfp8 alone take other seconds."""
+
+
 def _cache_dtype(value: Value, _: Run) -> Value:
     return {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}.get(value, value)
 

@@ -17,6 +17,8 @@ from rlperf.frameworks.drafting import DRAFTS, drafting_of, sglang_drafts, with_
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, whole_prompts
 from rlperf.frameworks.fields import (
     DISTRIBUTED,
+    FP8_FORMAT,
+    FP8_RECIPE,
     NEGATED,
     OPTIMIZER,
     RECOMPUTE,
@@ -97,6 +99,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.chunked_loss", "log-probs-chunk-size", _CHUNKED, "tokens of logits at once"),
     field("trainer.microbatch", "micro-batch-size", note="samples"),
     field("trainer.optimizer", "optimizer", OPTIMIZER),
+    field("trainer.compute_dtype", "fp8-format", FP8_FORMAT, "products of 8 bits; weights stay as they are"),
+    field("trainer.compute_dtype", "fp8-recipe", FP8_RECIPE, "scales of blocks"),
     field("trainer.router_replay", "use-routing-replay", replay_as("R2"), "R2: experts of the old policy's pass"),
     field("trainer.router_replay", "use-rollout-routing-replay", replay_as("R3"), "R3: those of the rollout"),
     field("rollout.replica", "rollout-num-gpus-per-engine", note="GPUs of one engine: TP x PP"),
@@ -273,6 +277,8 @@ class Slime:
             settings += [Setting("recompute-method", "uniform"), Setting("recompute-num-layers", 1)]
         if run.trainer.offload_optimizer:
             settings += [Setting("overlap-cpu-optimizer-d2h-h2d", True), Setting("use-precision-aware-optimizer", True)]
+        if FP8_FORMAT.write(run.trainer.compute_dtype, run):
+            settings.append(Setting("transformer-impl", "transformer_engine", "whose products are of 8 bits"))
         if run.traits.runs_ahead:
             settings.append(Setting("update-weights-interval", 1))
         if run.algorithm == "dapo":

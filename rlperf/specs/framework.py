@@ -210,6 +210,7 @@ class FrameworkFacts(Frozen):
     engines: tuple[str, ...]
     algorithms: tuple[str, ...] = Field(("grpo", "dapo", "ppo"), description="that its trainers run; ppo has a critic")
     unplanned: dict[str, str] = Field({}, description="algorithm that is not planned for it -> why")
+    unwritten: dict[str, str] = Field({}, description="setting that its files can hold and none gets -> why")
     modes: dict[str, str] = Field(description="execution mode -> how the framework runs it; absent: it cannot")
     instead: dict[str, str] = Field({}, description="execution mode that it lacks -> what it has in its place")
     scoring_passes: str = Field(description="which forward passes score a batch, in words")

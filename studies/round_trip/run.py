@@ -7,6 +7,7 @@ FOLDER: configurations; PLANS: sampled jobs per framework, 50; CANDIDATES: confi
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import polars as pl
 
 import rlperf
@@ -24,11 +24,11 @@ from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import losses, write_file, write_plan
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.registry import FRAMEWORKS
-from rlperf.plan.answer.phases import phase_of
-from rlperf.plan.answer.plan import Plan
-from rlperf.plan.judge.decisions import Decision, judged_objective
-from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.answer.plan import Phase, Plan
+from rlperf.plan.answer.prediction import prediction_of
+from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.scoring_budget import scored_apart
+from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
 from studies.round_trip.sample import sampled
@@ -115,11 +115,11 @@ def trip_of(job: Job, plan: Plan) -> PlanTrip:
     workload, phase = job.tasks[0].workload, plan.phases[0]
     with TemporaryDirectory() as scratch:
         read = import_config(configs(write_plan(plan, None, scratch)), plan.job.framework)
-    again = rlperf.predict_job(job_of(read, cluster=job.cluster, workload=workload)).rl_step_s
-    found = audit(read, cluster=job.cluster, workload=workload, plan=False, gains=False).findings
+    told = audit(read, cluster=job.cluster, workload=workload, plan=False, gains=False)
+    again, found = told.predicted, told.findings
     return PlanTrip(
         job,
-        excess=again / phase.predicted.rl_step_s - 1.0,
+        excess=math.inf if again is None else again.rl_step_s / phase.predicted.rl_step_s - 1.0,
         lost=tuple(each for each in losses(plan) if not any(word in each.partition(":")[0] for word in CODED)),
         findings=tuple(f"{each.key}: {each.message}" for each in found if each.severity != "hint"),
     )
@@ -127,10 +127,10 @@ def trip_of(job: Job, plan: Plan) -> PlanTrip:
 
 def plans(framework: str, count: int, seed: int = 77, *, few: bool = False) -> Iterator[PlanTrip]:
     """So many sampled jobs (`sampled`) that can be planned, and those refused between them."""
-    random, planned = Random(f"{framework} {seed}"), 0
-    while planned < count:
+    random, planned, refused = Random(f"{framework} {seed}"), 0, 0
+    while planned < count and refused <= REFUSED:
         found = plan_trip(sampled(framework, random, few=few))
-        planned += not found.refused
+        planned, refused = (planned, refused + 1) if found.refused else (planned + 1, 0)
         yield found
 
 
@@ -139,14 +139,16 @@ def candidates(framework: str, count: int, seed: int = 77, *, each: int = 4) -> 
 
     A plan is only ever its search's best; what else a framework can say is judged, written and read back here.
     """
-    random, tried = Random(f"{framework} {seed}"), 0
-    while tried < count:
+    random, tried, refused = Random(f"{framework} {seed}"), 0, 0
+    while tried < count and refused <= REFUSED:
         job = sampled(framework, random, few=True)
         try:
             question = ask(job, to_plan=True)
         except SpecError as error:
+            refused += 1
             yield PlanTrip(job, str(error).partition("\n")[0])
             continue
+        refused = 0
         for plan in drawn(question, random, min(each, count - tried)):
             tried += 1
             yield trip_of(job, plan)
@@ -167,14 +169,23 @@ def drawn(question: Question, random: Random, most: int) -> Iterator[Plan]:
             better = scored_apart(judge, found)
         if better is not None:
             found = judge.evaluate(demand, better)
-        value = np.array([judged_objective(context, found)])
-        decision = Decision("0", task, (0, 0), screened, (found,), value, value, 0, None)
         yield Plan(
-            job=job, status="feasible", objective=float(value[0]), bound=0.0, mip_gap=0.0, candidates=1, rejected={},
-            screen_regret=0.0, phases=(phase_of(context, decision, 0),),
+            job=job, status="feasible", objective=found.rl_step_s, bound=0.0, mip_gap=0.0, candidates=1, rejected={},
+            screen_regret=0.0, phases=(_phase(context, task, found),),
         )  # fmt: skip
 
 
+def _phase(context: Context, task: TaskContext, found: Evaluation) -> Phase:
+    """What files take of a phase: what it is and its seconds, not what a plan says beside them, most of the work."""
+    chosen = found.configuration
+    return Phase(
+        tasks=task.names, rl_steps=(0, 0), mode=chosen.mode, staleness=chosen.staleness, settings=chosen.settings,
+        pools=chosen.pools, scorers=chosen.scorers, predicted=prediction_of(context, task, found, operators=False),
+    )  # fmt: skip
+
+
+REFUSED = 100
+"""Sampled jobs that may be refused one after another: what refuses more is no job's fault."""
 KEPT = 400
 """Configurations of a search among which some are drawn."""
 

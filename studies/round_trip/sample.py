@@ -16,6 +16,8 @@ CLUSTERS = ("dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200")
 ENGINES = ("vllm", "sglang")
 CRITICS = ("verl", "openrlhf", "areal")
 """Frameworks that train one."""
+EIGHT_BITS = ("nemo_rl", "slime", "miles")
+"""Frameworks with keys for training in FP8, by Megatron."""
 SCORES_OR_NOT = ("verl", "areal", "rlinf")
 """Frameworks with a key for either: that the old policy is scored, and that it is not."""
 
@@ -37,7 +39,10 @@ def sampled(framework: str, random: Random, *, few: bool = False) -> Job:
         "engine": random.choice([name for name in facts.engines if name in ENGINES]),
         "algorithm": random.choice(algorithms), "tasks": [_task(random, *(FEW if few else MANY))],
         "limits": {"staleness": max(*(MODES[mode].least_staleness for mode in modes), random.choice([1, 2, 3]))},
-        "pools": [{"role": "rollout", "settings": _engine(random)}, {"role": "trainer", "settings": _trainer(random)}],
+        "pools": [
+            {"role": "rollout", "settings": _engine(random)},
+            {"role": "trainer", "settings": _trainer(random, framework)},
+        ],
     }  # fmt: skip
     if random.random() < 0.2:
         job["reference"] = random.random() < 0.5
@@ -73,7 +78,9 @@ def _engine(random: Random) -> dict[str, Any]:
     return {name: value for name, value in every.items() if random.random() < 0.12}
 
 
-def _trainer(random: Random) -> dict[str, Any]:
+def _trainer(random: Random, framework: str) -> dict[str, Any]:
     """Settings of the trainer, each in a few jobs."""
     every: dict[str, Any] = {"lora_rank": 32, "chunked_loss": True, "parked": random.choice([True, False])}
+    if framework in EIGHT_BITS:
+        every["compute_dtype"] = "fp8"
     return {name: value for name, value in every.items() if random.random() < 0.12}

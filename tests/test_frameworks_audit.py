@@ -23,7 +23,7 @@ from rlperf.frameworks.repairs import broken_rules, with_keys
 from rlperf.layout import Layout
 from rlperf.plan.predict import predict_job
 from rlperf.plan.question.context import resolve
-from rlperf.specs.framework import MissingValueError, evaluate
+from rlperf.specs.rule_expressions import MissingValueError, evaluate
 from rlperf.specs.step_log import StepLog
 
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."

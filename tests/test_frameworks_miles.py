@@ -25,6 +25,7 @@ from rlperf.frameworks.slime_reading import DEFAULTS
 from rlperf.specs.job import Job
 
 from .framework_samples import sample_run, with_values
+from .quick import slow_but
 
 FLAGS = {
     "actor-num-nodes": 1, "actor-num-gpus-per-node": 4, "rollout-num-gpus": 4, "rollout-num-gpus-per-engine": 2,
@@ -205,8 +206,10 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_ppo_is_planned_with_a_critic_as_wide_as_the_actor(tmp_path: Path) -> None:
-    plan = plan_job(Job.model_validate(JOB))
+@pytest.mark.parametrize("mode", slow_but(("one_step_off", "colocated"), "colocated"))
+def test_ppo_is_planned_with_a_critic_as_wide_as_the_actor(mode: str, tmp_path: Path) -> None:
+    """placement_group.py create_placement_groups: on GPUs of its own whether engines share the actor's or not."""
+    plan = plan_job(Job.model_validate({**JOB, "modes": [mode]}))
     (phase,) = plan.phases
     devices = {pool.role: pool.devices for pool in phase.pools}
     assert phase.predicted.critic is not None and phase.predicted.critic.devices == devices["trainer"]
@@ -215,6 +218,7 @@ def test_ppo_is_planned_with_a_critic_as_wide_as_the_actor(tmp_path: Path) -> No
     assert "--advantage-estimator ppo" in written and "--critic-num-nodes 1" in written
     assert "NOT EXPRESSED" not in written
     back = import_config(files, "miles")
+    assert back.run.mode == mode and back.run.devices <= 16
     assert back.run.algorithm == "ppo" and back.run.critic_devices == devices["trainer"]
     assert predict_job(job_of(back, cluster="dgx_h100", workload="math")).rl_step_s == pytest.approx(
         phase.predicted.rl_step_s, rel=1e-9
@@ -225,7 +229,7 @@ def test_ppo_is_planned_with_a_critic_as_wide_as_the_actor(tmp_path: Path) -> No
     ("wrong", "words"),
     [
         ({"pools": []}, "miles main trains a critic on devices of its own"),
-        ({"modes": ["colocated"]}, "mode colocated: a critic on devices of its own is not predicted"),
+        ({"pools": [], "modes": ["colocated"]}, r"in mode colocated .* critic on devices of its own \(a critic pool"),
     ],
 )
 def test_ppo_that_cannot_be_planned_is_refused(wrong: dict[str, Any], words: str) -> None:
@@ -245,6 +249,7 @@ def test_colocated_engines_take_the_critics_gpus_unless_told(tmp_path: Path) -> 
     found = judged(tmp_path, **given)
     assert found.predicted is None and found.passes is None
     assert any("critic" in note for note in found.notes)
+    assert judged(tmp_path, **{**given, "rollout_num_gpus": 4}).predicted is not None
 
 
 # -- its own parser ---------------------------------------------------------------------------------------------------

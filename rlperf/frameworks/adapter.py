@@ -17,10 +17,11 @@ from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.keyless import keyless_rules, misspelled
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.run import Ref, Run, names_of_rules
-from rlperf.specs.framework import FrameworkFacts, Rule, asked_in, facts_document, versions_of
+from rlperf.specs.framework import FrameworkFacts, Rule, facts_document, versions_of
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import Document, problems_of
+from rlperf.specs.rule_expressions import asked_in
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit_best import best_of
+from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.findings import (
     LIKELY,
     Cache,
@@ -292,8 +293,14 @@ def _question(
     if algorithm not in facts.algorithms:
         only = f"only {', '.join(facts.algorithms)}{facts.why_not(algorithm)}"
         raise SpecError(Problem(f"{algorithm} is not predicted for {facts.name}, {only}"))
-    job = job_of(imported, cluster=cluster, workload=workload)
+    job = _as_run(imported, cluster, workload, folder)
     return job, resolve(job, folder=folder)
+
+
+def _as_run(imported: Imported, cluster: str | None, workload: str | None, folder: Path | None) -> Job:
+    """The job that a configuration is, with what its framework runs where it says nothing: as it is predicted alone."""
+    facts = framework_facts(imported.adapter.name, imported.target.version)
+    return as_framework_runs(job_of(imported, cluster=cluster, workload=workload), facts, folder)
 
 
 def _predict(context: Context) -> tuple[Prediction, Evaluation]:
@@ -335,8 +342,7 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
 def _attempt(imported: Imported, cluster: str, workload: str, folder: Path | None) -> Prediction | None:
     """The prediction of a configuration; None where it cannot be laid out."""
     try:
-        job = job_of(with_budget(imported), cluster=cluster, workload=workload)
-        return _predict(resolve(job, folder=folder))[0]
+        return _predict(resolve(_as_run(with_budget(imported), cluster, workload, folder), folder=folder))[0]
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
 

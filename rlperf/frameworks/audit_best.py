@@ -28,6 +28,8 @@ def best_of(
         for pool in job.pools
     )
     free = job.model_copy(update={"pools": open_pools})
+    if facts is not None:  # what no file of the framework could say is no better plan
+        free = as_framework_runs(free, facts, folder)
     try:
         best = plan_job(resolve(free, folder=folder), facts=facts, report=report)
     except InfeasibleError as error:

@@ -55,7 +55,8 @@ def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
         theirs = f"in files of {taken.framework} that is {fresh}"
         words.append(f"{', '.join(renamed)} at staleness {asked.limits.staleness}: {theirs}")
     if lacking := ", ".join(mode for mode in gone if mode not in renamed):
-        words.append(f"{taken.framework} does not run {lacking}: not planned")
+        critic = " with a critic where the job has it" if taken.algorithm == "ppo" else ""
+        words.append(f"{taken.framework} does not run {lacking}{critic}: not planned")
     if taken.limits.staleness != asked.limits.staleness:
         limit, least = asked.limits.staleness, taken.limits.staleness
         words.append(f"{taken.framework} has no key for a staleness of {limit}: planned with {least}")
@@ -83,8 +84,10 @@ def _with_its_modes(job: Job, facts: FrameworkFacts) -> Job:
     """
     adapter, version = adapter_of(facts.name), facts.version
     modes: dict[Mode, None] = {}
-    staleness = job.limits.staleness
-    for mode in (mode for mode in job.modes if mode in facts.modes):
+    staleness, known = job.limits.staleness, tuple(mode for mode in job.modes if mode in facts.modes)
+    if job.algorithm == "ppo":
+        known = facts.with_critic(known, apart=job.pool("critic").apart) or known
+    for mode in known:
         if MODES[mode].lag is None:
             trainer, engine = TrainerRun(backend=facts.backends[0]), RolloutRun(backend=facts.engines[0])
             run = Run(mode=mode, staleness=job.limits.staleness, trainer=trainer, rollout=engine)

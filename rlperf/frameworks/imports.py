@@ -171,6 +171,9 @@ def job_of(
     if imported.run.wrong:
         raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
     run = replace(imported.run, architecture=architecture_at(imported.run.architecture))
+    if run.critic_devices and run.traits.shares_devices and run.rollout.devices != run.trainer.devices:
+        words = f"engines on {run.rollout.devices} devices take turns with the trainer and with its critic"
+        raise SpecError(Problem(f"{words}: predicted only beside the trainer, on its {run.trainer.devices}"))
     try:
         return to_job(
             run,

@@ -8,11 +8,9 @@ The same text serves both.
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, reduce
+from collections.abc import Mapping, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -24,8 +22,10 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework_names import FACTS
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.modes import MODES
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.reader import Document, is_file, read_document
+from rlperf.specs.rule_expressions import MissingValueError, asked_in, evaluate, names_in
 
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
@@ -224,6 +224,7 @@ class FrameworkFacts(Frozen):
     counts_apart: bool = Field(False, description="on devices of its own a trainer's microbatches are cut by count")
     critic_apart: str = Field("", description="keys of a critic on devices of its own, trained beside the policy")
     critic_shared: tuple[str, ...] | None = Field(None, description="modes in which it may share the trainer's: all")
+    critic_beside: bool = Field(False, description="one of its own stands beside roles that share theirs, too")
     fork_of: str = Field("", description="framework whose facts hold where its own say nothing")
     runs: tuple[PoolSpec, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
@@ -264,11 +265,8 @@ class FrameworkFacts(Frozen):
             found.append(
                 Problem(words, suggestion="leave placement out of the critic pool, or framework: openrlhf or miles")
             )
-        shared = self.critic_shared
-        if algorithm == "ppo" and not critic_apart and shared is not None and not set(modes) & set(shared):
-            words = f"in mode {', '.join(modes)} {name} trains a critic on devices of its own"
-            hint = "a critic pool with placement: own" + (f", or modes: {', '.join(shared)}" if shared else "")
-            found.append(Problem(words, suggestion=hint))
+        if algorithm == "ppo" and not self.with_critic(modes, apart=critic_apart):
+            found.append(self._misplaced(modes, apart=critic_apart))
         if not set(modes) & set(self.modes):
             nearest = [f"instead of {mode} it has {self.instead[mode]}" for mode in modes if mode in self.instead]
             hint = "; ".join([*nearest, f"it runs {', '.join(self.modes)}"])
@@ -280,6 +278,23 @@ class FrameworkFacts(Frozen):
             hint = f"engine: {' or '.join(self.engines)}"
             found.append(Problem(f"{name} does not roll out with {engine}", suggestion=hint))
         return found
+
+    def with_critic(self, modes: Sequence[str], *, apart: bool) -> tuple[str, ...]:
+        """Of these modes those in which a critic stands on devices of its own (``apart``), or on the trainer's."""
+        if apart:
+            return tuple(mode for mode in modes if self.critic_beside or not MODES[mode].shares_devices)
+        return tuple(mode for mode in modes if self.critic_shared is None or mode in self.critic_shared)
+
+    def _misplaced(self, modes: Sequence[str], *, apart: bool) -> Problem:
+        """That in none of these modes a critic can stand where a job has it."""
+        where = f"in mode {', '.join(modes)} {self.name} {self.version} trains a critic"
+        if apart:
+            others = ", ".join(self.with_critic(list(self.modes), apart=True))
+            return Problem(
+                f"{where} on the trainer's devices alone", suggestion=f"leave placement out, or modes: {others}"
+            )
+        shared = f", or modes: {', '.join(self.critic_shared)}" if self.critic_shared else ""
+        return Problem(f"{where} on devices of its own", suggestion=f"a critic pool with placement: own{shared}")
 
     def why_not(self, algorithm: str) -> str:
         """Why an algorithm is not planned, after a colon; empty where its facts do not say."""
@@ -325,127 +340,3 @@ def architecture_group(architecture: Architecture) -> SimpleNamespace:
         max_positions=architecture.max_positions,
         vocab=architecture.vocab,
     )
-
-
-class MissingValueError(LookupError):
-    """An expression asks for a value that nobody stated."""
-
-
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda value, choices: reduce(np.logical_or, (np.asarray(value == choice) for choice in choices)),
-    ast.NotIn: lambda value, choices: ~reduce(np.logical_or, (np.asarray(value == choice) for choice in choices)),
-}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum, "ceil": np.ceil}
-
-
-@cache
-def _parse(expression: str) -> ast.expr:
-    try:
-        return ast.parse(expression, mode="eval").body
-    except SyntaxError as error:
-        raise SpecError(f"rule expression {expression!r}: {error.msg}") from error
-
-
-@cache
-def names_in(expression: str) -> frozenset[str]:
-    """Groups that an expression speaks of.
-
-    >>> sorted(names_in("trainer.devices % rollout.devices == 0"))
-    ['rollout', 'trainer']
-    """
-    return frozenset(group for group, _ in asked_in(expression))
-
-
-@cache
-def asked_in(expression: str) -> frozenset[tuple[str, str]]:
-    """(group, name) of every value that an expression asks for."""
-    return frozenset(
-        (node.value.id, node.attr)
-        for node in ast.walk(_parse(expression))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    )
-
-
-def evaluate(expression: str, names: Mapping[str, object]) -> Any:
-    """Value of an expression of ``+ - * / // %``, comparisons, ``and or not``, ``min max ceil`` and ``group.name``.
-
-    Raises
-    ------
-    MissingValueError : a group or name has no value
-    SpecError : anything else than the above stands in the expression
-
-    >>> from types import SimpleNamespace
-    >>> evaluate("a.x % 4 == 0 and not a.flag", {"a": SimpleNamespace(x=np.array([4, 6]), flag=False)}).tolist()
-    [True, False]
-    """
-    # A zero divisor only stands where ``when`` excludes the candidate; numpy answers 0 there.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _value(_parse(expression), names)
-
-
-def _value(node: ast.expr, names: Mapping[str, object]) -> Any:
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return _look_up(names, node.value.id, node.attr)
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return _BINARY[type(node.op)](_value(node.left, names), _value(node.right, names))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return np.logical_not(_value(node.operand, names))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand, names)
-    if isinstance(node, ast.BoolOp):
-        return _logical(node, names)
-    if isinstance(node, ast.Compare) and all(type(op) in _COMPARE for op in node.ops):
-        values = [_value(part, names) for part in (node.left, *node.comparators)]
-        pairs = zip(node.ops, values, values[1:], strict=False)
-        return reduce(np.logical_and, (_COMPARE[type(op)](left, right) for op, left, right in pairs))
-    if isinstance(node, ast.Tuple | ast.List):
-        return tuple(_value(part, names) for part in node.elts)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
-        return _FUNCTIONS[node.func.id](*(_value(part, names) for part in node.args))
-    raise SpecError(f"rule expressions know no {ast.unparse(node)!r}")
-
-
-def _logical(node: ast.BoolOp, names: Mapping[str, object]) -> Any:
-    """``and`` / ``or`` over arrays; a decided left side (all false, all true) leaves the right side unread.
-
-    A later alternative of ``or`` that nobody states a value for is not fulfilled.
-    """
-    conjunction = isinstance(node.op, ast.And)
-    result: Any = None
-    for part in node.values:
-        try:
-            value = _value(part, names)
-        except MissingValueError:
-            if conjunction or result is None:
-                raise
-            continue
-        result = value if result is None else (np.logical_and if conjunction else np.logical_or)(result, value)
-        if not np.any(result) if conjunction else np.all(result):
-            return result
-    return result
-
-
-def _look_up(names: Mapping[str, object], group: str, name: str) -> Any:
-    if group not in names or name.startswith("_"):
-        raise MissingValueError(f"{group}.{name}")
-    holder = names[group]
-    value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
-    if value is None:
-        raise MissingValueError(f"{group}.{name}")
-    return np.asarray(value) if isinstance(value, int | float) else value

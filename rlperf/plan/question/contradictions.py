@@ -10,7 +10,6 @@ from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.cluster import Cluster, Device
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Job, Task
-from rlperf.specs.modes import MODES
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
 from rlperf.specs.reader import Document
@@ -36,7 +35,7 @@ def _otherwise(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
 
 
 def _critic_apart(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
-    """What a critic on devices of its own cannot have: no critic at all, a layout of its own, an engine in turn."""
+    """What a critic on devices of its own cannot have: no critic at all, a layout of its own."""
     found = []
     if "critic" not in job.all_roles:
         found.append((f"{job.algorithm} trains no critic, and the critic pool states devices", "algorithm: ppo"))
@@ -46,10 +45,6 @@ def _critic_apart(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
         if unlike := sorted(n for n, value in ours.items() if n != "data_parallel" and theirs.get(n) != value):
             words = f"the critic pool states {part} ({', '.join(unlike)}) that the trainer's does not"
             found.append((words, "leave it out: it takes the trainer's, in another data parallel width"))
-    if shared := [mode for mode in job.modes if MODES[mode].shares_devices]:
-        apart = ", ".join(name for name, row in MODES.items() if not row.shares_devices)
-        words = f"mode {shared[0]}: a critic on devices of its own is not predicted beside roles that share theirs"
-        found.append((words, f"modes: some of {apart}, or leave placement out"))
     return found
 
 

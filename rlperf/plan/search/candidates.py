@@ -15,8 +15,8 @@ from rlperf.cost.reject import Reject
 from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
 from rlperf.plan.search.stage_ends import stated_ends_fit, uneven_ends
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.framework import evaluate
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
+from rlperf.specs.rule_expressions import evaluate
 from rlperf.specs.trainer_capability import DEGREES, Capability, Degree
 
 WEIGHT_SHARE = 0.6

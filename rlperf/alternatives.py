@@ -140,7 +140,7 @@ def changed_job(job: Job, fields: Mapping[str, Any], name: str) -> Job:
 def planned(job: Job, *, folder: Path | None = None, report: Tell | None = None) -> Job:
     """A job with everything pinned that its plan decides; it is not held against what its framework runs by default."""
     asked = ask(job, folder=folder, to_plan=True)
-    return job_of_plan(plan_job(asked.context, facts=asked.facts, report=report))
+    return job_of_plan(plan_job(asked.context, facts=asked.facts, report=report, free_schedule=False))
 
 
 def side_of_job(

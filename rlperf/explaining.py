@@ -146,7 +146,11 @@ def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGr
         raise SpecError(Problem("holds nothing to explain: no logs, no event files, no recordings", str(first)))
     if head is not None and "turns" in head:
         return graph_of_traces(read_engine_traces(files))
-    return graph_of_recording(read_recording(sources, skip_damaged=True), token_s=token_s)
+    recording = read_recording(sources, skip_damaged=True)
+    if not recording.lengths.n and not recording.rewards:
+        read_recording(sources)  # says what is wrong with all that was left out: text instead of lengths, say
+        raise SpecError(Problem("holds no lengths and no times", str(first)))
+    return graph_of_recording(recording, token_s=token_s)
 
 
 def _log(path: Path, devices: int) -> PerformanceGraph:

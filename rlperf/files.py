@@ -126,10 +126,11 @@ def calibrate_logs(
     tokenizer: str | None = None,
     warm_up: int = 1,
     out: Path | str | None = None,
-) -> tuple[LogFit, Path]:
+) -> tuple[LogFit, Path | None]:
     """Fit a framework's overheads to a run and write the calibration file that jobs beside it find; the fit, the file.
 
-    Long because each argument is an option of the command line, and a word of a notebook.
+    A log that tells nothing writes none (None). Long because each argument is an option of the command line, and a word
+    of a notebook.
 
     Parameters
     ----------
@@ -147,6 +148,8 @@ def calibrate_logs(
     cap = max(asked.tasks[0].max_response_tokens)
     lengths = None if rollouts is None else read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
     fit = fit_log(context, steps, lengths, warm_up=warm_up)
+    if not fit.tells:
+        return fit, None
     shipped = fit.calibration.id.removesuffix("_fitted")
     target = folder_of(path) / "calibrations" / "frameworks" / f"{shipped}.yaml" if out is None else Path(out)
     return fit, write_atomic(target, calibration_text(fit))

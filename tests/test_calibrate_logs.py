@@ -273,10 +273,23 @@ def test_a_log_given_twice_tells_the_same_beside_a_trainer_that_it_did_not_tell(
     rows = [{"step": k, "data": {"timing_s/step": 60.0 + k}} for k in range(4)]
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told_once, file = calibrate_logs(tmp_path / "run.jsonl", tmp_path / "job.yaml")
+    assert file is not None
     before = file.read_text()
     told_twice, _ = calibrate_logs(tmp_path / "run.jsonl", tmp_path / "job.yaml")
     assert told_once.start == told_twice.start == "as shipped"
     assert file.read_text() == before and [each.name for each in file.parent.iterdir()] == ["verl_fsdp.yaml"]
+
+
+@pytest.mark.slow
+def test_a_log_that_tells_nothing_writes_no_file(tmp_path: Path) -> None:
+    """rl_steps of two hours are no cluster's: a file would hold nothing but that the log was read."""
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    rows = [{"step": k, "data": {"timing_s/step": 7200.0 + k}} for k in range(4)]
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = str(tmp_path / "job.yaml")
+    said = CliRunner().invoke(app, ["calibrate", "logs", str(tmp_path / "run.jsonl"), "--job", job])
+    assert said.exit_code == 0 and "no file is written" in said.stdout
+    assert not (tmp_path / "calibrations").exists()
 
 
 @pytest.mark.slow
@@ -324,7 +337,7 @@ def test_verdicts_and_fits_read_the_folder_of_a_configuration(tmp_path: Path) ->
     with pytest.raises(SpecError, match="knows-this"):
         calibrate_logs(tmp_path / "run.jsonl", **arguments)  # type: ignore[arg-type]
     fit, file = calibrate_logs(tmp_path / "run.jsonl", architecture="Qwen2.5-7B", **arguments)  # type: ignore[arg-type]
-    assert file.parent == tmp_path / "calibrations" / "frameworks"
+    assert file is not None and file.parent == tmp_path / "calibrations" / "frameworks"
     assert 1.02 * before < seconds() < 1.2 * before
     assert fit.start == "as shipped"
 

@@ -13,6 +13,7 @@ import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.layout import Layout
+from rlperf.plan.answer.plan import GroupTime
 from rlperf.plan.answer.prediction import assumptions
 from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Judge
@@ -25,7 +26,7 @@ from rlperf.plan.search.screen import screen
 from rlperf.plan.search.splits import splits
 from rlperf.plan.search.trainer_columns import TrainerColumns, trainer_columns_of, trainer_grid
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
-from rlperf.report.plan_text import markdown
+from rlperf.report.plan_text import best_rows, markdown, runner_up_words
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step import rollout_stage
 from rlperf.sim.rl_step.demand import Demand
@@ -36,6 +37,7 @@ from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues
+from rlperf.units import human_seconds
 
 SMALL: dict[str, object] = {
     "name": "small",
@@ -258,6 +260,11 @@ def test_phases_without_a_switching_cost_keep_one_layout() -> None:
     assert len({phase.pools for phase in plan.phases}) == 1
     assert plan.objective == pytest.approx(4 * plan.phases[0].predicted.rl_step_s, rel=0.2)
     assert rl_step_groups(job(horizon={"rl_steps": 5, "group": 2})) == [(0, 1), (2, 3), (4, 4)]
+    first = GroupTime(rl_steps=(0, 1), rl_step_s=7.0, low_s=6.0, high_s=8.0)
+    phase = plan.phases[0].model_copy(update={"groups": (first, first.model_copy(update={"rl_steps": (2, 3)}))})
+    told = best_rows(phase)[0]  # as the others in the table, which were judged in the first group
+    assert told[0] == human_seconds(7.0) and told[-1] == "the plan in rl_steps 0 to 1"
+    assert runner_up_words(phase).startswith("runner-up of rl_steps 0 to 1 ")
 
 
 def test_modes_and_splits() -> None:

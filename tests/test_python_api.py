@@ -147,6 +147,9 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(rlperf.SpecError, match="holds nothing to explain"):
         rlperf.explain(tmp_path / "empty")
+    (tmp_path / "dump.jsonl").write_text(2 * '{"input": "why", "output": "because", "step": 1}\n')
+    with pytest.raises(rlperf.SpecError, match="holds text, not numbers of tokens"):  # no rl_step of 0 s
+        rlperf.explain(tmp_path / "dump.jsonl")
     (tmp_path / "job.yaml").write_text("name: x")
     with pytest.raises(rlperf.SpecError, match="architecture"):
         rlperf.export_plan(tmp_path / "job.yaml", tmp_path / "out")

@@ -26,6 +26,8 @@ from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable
 
 MAX_STEPS = 400
+TELLS = 0.005
+"""Share of a variance [1] below which a log has told nothing: it is printed as 0 %."""
 _LOG = "log "
 """What digests of logs begin with among a calibration's rows."""
 
@@ -66,6 +68,11 @@ class LogFit:
     spread: Mapping[str, float]
     notes: tuple[str, ...]
     before_it: int = 0
+
+    @property
+    def tells(self) -> bool:
+        """Whether the log told anything of any constant or stage."""
+        return any(each.share >= TELLS for each in (*self.constants, *self.factors))
 
     @property
     def start(self) -> str:

@@ -45,7 +45,7 @@ def logs(
         print_json(
             {
                 "schema_version": 1,
-                "file": str(target),
+                "file": None if target is None else str(target),
                 "rl_steps": fit.steps,
                 "noise": dict(fit.noise),
                 "constants": [vars(each) for each in fit.constants],
@@ -58,7 +58,8 @@ def logs(
         )
         return
     _show(fit)
-    console().print(str(target), soft_wrap=True)
+    wrote = "the log tells nothing that another run could use: no file is written" if target is None else str(target)
+    console().print(wrote, soft_wrap=True)
 
 
 def _show(fit: LogFit) -> None:

@@ -62,7 +62,7 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
     from rlperf.frameworks.export import losses, plan_texts
     from rlperf.frameworks.expressible import modes_words
     from rlperf.plan.planner import plan_job
-    from rlperf.report.plan_files import write_plan_files
+    from rlperf.report.plan_files import INPUTS, write_plan_files
     from rlperf.report.plan_text import print_plan
 
     question = asked.question()
@@ -85,8 +85,12 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
     print_plan(found, screen)
     for lost in losses(found, None, folder=asked.folder):
         screen.print(f"not in the files of {found.job.framework}: {lost}", markup=False)
+    inputs = [path for path in written if out and path.is_relative_to(out / INPUTS)]
     for path in written:
-        screen.print(f"wrote {path}")
+        if path not in inputs:
+            screen.print(f"wrote {path}")
+    if inputs and out:
+        screen.print(f"wrote {out / INPUTS}: {len(inputs)} of your files, with which plan.yaml stands alone")
 
 
 def with_objective(job: Job, changes: Mapping[str, float]) -> Job:

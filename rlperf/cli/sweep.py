@@ -33,15 +33,16 @@ def sweep(
     try:
         with progress("sweeping") as bar:
             found = sweep_job(file, out, workers=workers, backend=backend, address=address, report=bar)
+            names = ["results.parquet", "results.csv", "columns.csv"]
+            if figures:
+                from rlperf.report.sweep_figures import write_sweep_figures
+
+                bar(1.0, "done, drawing figures")
+                names += [path.name for path in write_sweep_figures(found, out)]
     except KeyboardInterrupt:
         warnings.filterwarnings("ignore", message=".*still being processed by the workers")  # as was asked for
         print(f"what is done is kept in {out}: the same command goes on from there", file=sys.stderr)
         raise
-    names = ["results.parquet", "results.csv", "columns.csv"]
-    if figures:
-        from rlperf.report.sweep_figures import write_sweep_figures
-
-        names += [path.name for path in write_sweep_figures(found, out)]
     best = found.best()
     if as_json:
         print_json(

@@ -27,7 +27,7 @@ NEVER_S = 1e7
 
 def plan_job(
     context: Context, *, facts: FrameworkFacts | None = None, report: Tell | None = None,
-    defaults: DefaultsOf | None = None,
+    defaults: DefaultsOf | None = None, free_schedule: bool = True,
 ) -> Plan:  # fmt: skip
     """The best plan for a resolved job.
 
@@ -36,6 +36,8 @@ def plan_job(
     facts : the framework's validity rules; candidates that break one are not planned
     report : called with the share done and a text
     defaults : what the framework runs by default, to compare with
+    free_schedule : search for what a pipeline would gain whose schedule is free: a line of the plan, no part of the
+        choice, that can take as long as all else
 
     Raises
     ------
@@ -59,7 +61,7 @@ def plan_job(
         if static[1].chosen != solution.chosen and interval[0] <= 0.0:
             unsure = _unsure(decisions, solution, static[1], interval)
             program, solution, interval = *static, (0.0, 0.0)
-    phases, switching = _phases(context, program, decisions, solution), _paid(decisions, solution)
+    phases, switching = _phases(context, program, decisions, solution, free_schedule), _paid(decisions, solution)
     handovers = _handover_cost(context, decisions, solution)
     objective = _value(decisions, solution.chosen) + switching
     static_objective = None if static is None else _value(decisions, static[1].chosen) + _paid(decisions, static[1])
@@ -100,7 +102,9 @@ def _against(
     return against_defaults(context, decisions, solution.chosen, switching, defaults)
 
 
-def _phases(context: Context, program: Program, decisions: list[Decision], solution: Solution) -> list[Phase]:
+def _phases(
+    context: Context, program: Program, decisions: list[Decision], solution: Solution, free_schedule: bool
+) -> list[Phase]:
     """The chosen column of every slot in words; slots that were judged together are put into words once."""
     made: dict[tuple[str, tuple[bytes, ...], Configuration], Phase] = {}
     found = []
@@ -109,7 +113,7 @@ def _phases(context: Context, program: Program, decisions: list[Decision], solut
         chosen = decision.evaluations[column]
         key = (decision.task.task.name, chosen.demand.keys, chosen.configuration)
         if key not in made:
-            made[key] = phase_of(context, decision, column)
+            made[key] = phase_of(context, decision, column, free_schedule=free_schedule)
         found.append(made[key].model_copy(update={"rl_steps": decision.rl_steps, "sensitivity": move}))
     return found
 

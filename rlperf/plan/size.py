@@ -294,7 +294,15 @@ def size_job(
     best, plan = min(
         meeting, key=lambda item: (item[0].usd_per_step if by == "usd" else 0.0, item[0].devices, item[0].value)
     )
-    return Sizing(target, rows, best, plan, floors, by)
+    return Sizing(target, rows, best, _in_full(plan, ask), floors, by)
+
+
+def _in_full(plan: Plan | None, ask: Asked) -> Plan | None:
+    """The plan of the best cluster with all that `rlperf plan` says of it: of the others only numbers are wanted."""
+    if plan is None or all(phase.pool("trainer").layout.pipeline_parallel == 1 for phase in plan.phases):
+        return plan
+    context, facts = ask(plan.job)
+    return plan_job(context, facts=facts)
 
 
 def _offered(job: Job, clusters: Sequence[str]) -> list[Job]:
@@ -396,7 +404,7 @@ class _Tried:
         cluster, devices = self.job.cluster, context.cluster.devices
         self.floor_s = _floor_s(context) if self.floor_s is None else self.floor_s
         try:
-            plan = plan_job(context, facts=facts)
+            plan = plan_job(context, facts=facts, free_schedule=False)
         except InfeasibleError as error:
             why = error.nearest_miss or error.message
             return SizeRow(cluster, nodes, devices, None, None, None, False, why), None

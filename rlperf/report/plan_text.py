@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlperf.plan.answer.plan import Phase, Plan, Prediction, RunnerUp
+from rlperf.plan.answer.plan import GroupTime, Phase, Plan, Prediction, RunnerUp
 from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.report.plan_summary import percent, run_words, summary_lines
@@ -127,10 +127,14 @@ def phase_title(phase: Phase) -> str:
 def group_words(phase: Phase) -> list[str]:
     """What each group of rl_steps takes, where a phase covers several."""
     return [
-        f"rl_steps {group.rl_steps[0]} to {group.rl_steps[1]}: {human_seconds(group.rl_step_s)} "
+        f"{_span(group)}: {human_seconds(group.rl_step_s)} "
         f"({human_seconds(group.low_s)} .. {human_seconds(group.high_s)})"
         for group in phase.groups
     ]
+
+
+def _span(group: GroupTime) -> str:
+    return f"rl_steps {group.rl_steps[0]} to {group.rl_steps[1]}"
 
 
 def batch_words(phase: Phase) -> str:
@@ -147,7 +151,8 @@ def runner_up_words(phase: Phase) -> str:
     if phase.runner_up is None:
         return "no other candidate is left"
     other = phase.runner_up
-    words = f"runner-up {100 * other.loss:+z.1f} % ({'; '.join(other.differs)}): {other.verdict}"
+    of = f" of {_span(phase.groups[0])}" if phase.groups else ""
+    words = f"runner-up{of} {100 * other.loss:+z.1f} % ({'; '.join(other.differs)}): {other.verdict}"
     words += f", {other.why_not}" if other.why_not else ""
     words += f"; {phase.tied} candidates tied"
     return words + (f"; the simplest of them: {_first(phase.simplest)}" if phase.simplest else "")
@@ -157,11 +162,14 @@ def best_rows(phase: Phase) -> list[tuple[str, ...]]:
     """(rl_step, mode, engines, trainer, objective against the plan's, verdict) of the best choices.
 
     The plan comes first, then the runner-up and those after it, then the best of modes and backends that are not there.
+    Of several groups of rl_steps all rows are of the first, in which the others were judged.
     """
     engines, trainer = (phase.pool(role) for role in ("rollout", "trainer"))
+    said = phase.groups[0] if phase.groups else phase.predicted
     plan = (
-        human_seconds(phase.predicted.rl_step_s), phase.mode, layout_words(engines.layout),
-        f"{trainer.settings.backend} {layout_words(trainer.layout)}", "", "the plan",
+        human_seconds(said.rl_step_s), phase.mode, layout_words(engines.layout),
+        f"{trainer.settings.backend} {layout_words(trainer.layout)}", "",
+        f"the plan in {_span(phase.groups[0])}" if phase.groups else "the plan",
     )  # fmt: skip
     others = [phase.runner_up, *phase.next_best] if phase.runner_up else []
     rest = [

@@ -278,7 +278,7 @@ def pareto(fine: pl.DataFrame, width: float) -> Figure:
         axes.scatter(step[mask], price[mask], s=14, alpha=0.5, linewidth=0, color=PALETTE[index],
                      marker=MARKERS[index], label="all" if count is None else f"{count} devices")  # fmt: skip
     best = front(step, price)
-    axes.plot(step[best], price[best], color="black", marker="o", markersize=4, linewidth=1.0, label="front")
+    axes.plot(step[best], price[best], color="black", linewidth=1.0, zorder=1, label="front")
     axes.set_xlabel("rl_step [s]")
     axes.set_ylabel(label)
     if step.max() / step.min() > 20:

@@ -127,7 +127,7 @@ def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, numbe
 
 def _planned(context: Context, facts: FrameworkFacts | None) -> Row:
     """The planner's row: seconds are means over the rl_steps of all phases, layouts those of the first phase."""
-    plan = plan_job(context, facts=facts)
+    plan = plan_job(context, facts=facts, free_schedule=False)
     weights = np.array([phase.rl_steps[1] - phase.rl_steps[0] + 1.0 for phase in plan.phases])
     weights /= weights.sum()
     first = plan.phases[0]

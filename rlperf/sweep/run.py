@@ -77,7 +77,8 @@ def _run(
     done, total = checked.points - sum(task.points for task in missing), checked.points
     points = {task.key: task.points for task in missing}
     tell = report or quiet
-    tell(done / total, f"{done:,} of {total:,} points")
+    first = f", the first {min(count, len(missing)):,} under way" if missing and not done else ""
+    tell(done / total, f"{done:,} of {total:,} points{first}")
     work = partial(
         run_task, base=checked.base, folder=checked.folder, method=checked.sweep.method, ask=ask,
         columns=columns_of(checked), sweep=digest,

@@ -338,7 +338,8 @@ def _shortened(problems: list[Problem], hint: str) -> Iterable[Problem]:
     for problem in problems:
         alike.setdefault((problem.message, problem.file), []).append(problem)
     for (message, file), same in list(alike.items())[:_MOST_PROBLEMS]:
-        more = f" (and {len(same) - 1:,} more lines like it)" if same[1:] else ""
+        lines = "line" if len(same) == 2 else "lines"
+        more = f" (and {len(same) - 1:,} more {lines} like it)" if same[1:] else ""
         yield Problem(message + more, file, same[0].line, same[0].suggestion)
     if len(alike) > _MOST_PROBLEMS:
         yield Problem(f"and {len(alike) - _MOST_PROBLEMS} more problems{hint}")

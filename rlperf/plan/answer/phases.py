@@ -27,15 +27,17 @@ BEST = 10
 """Choices that a plan lists: itself, the runner-up, and those after it."""
 
 
-def phase_of(context: Context, decision: Decision, column: int) -> Phase:
-    """The plan's words for the chosen column of a slot."""
+def phase_of(context: Context, decision: Decision, column: int, *, free_schedule: bool = True) -> Phase:
+    """The plan's words for the chosen column of a slot; ``free_schedule`` as in `rlperf.plan.planner.plan_job`."""
     chosen = decision.evaluations[column]
     configuration = chosen.configuration
     order = [int(index) for index in np.argsort(decision.objective, kind="stable") if index != column]
     apart = contenders(decision.evaluations).apart(column).tolist()
     rivals = [_runner_up(decision, column, index, apart=apart[index]) for index in _listed(decision, order)]
     tied = [decision.evaluations[index] for index in order if not apart[index]]
-    pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches, chosen.demand)
+    pipeline = ""
+    if free_schedule:
+        pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches, chosen.demand)
     return Phase(
         tasks=decision.task.names,
         rl_steps=decision.rl_steps,

@@ -152,6 +152,9 @@ def test_a_file_that_is_there_is_told_by_what_is_wrong_with_it(
     ("given", "says"),
     [
         (("plan", "--gpus", "8"), "by --model and --gpus; --model is missing"),
+        (("plan", "job.yaml", "--max-response", "4k"), "change job.yaml itself"),
+        (("plan", "--max-respons", "4k"), "no option --max-respons (did you mean --max-response?)"),
+        (("explain", "run.log", "--log", "run.log"), "no option --log (it belongs to replan, verdict, audit;"),
         (("plan", "--model", "Qwen3-8B"), "--model needs --gpus"),
         (("plan", "job.yaml", "--model", "Qwen3-8B", "--gpus", "8"), "not both"),
         (("plan", "--model", "Qwen3-8B", "--gpus", "12"), "write 8 or 16"),

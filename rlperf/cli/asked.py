@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from rlperf.cli.output import default_job
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from rlperf.api import Question
@@ -90,6 +90,10 @@ class AskedJob:
         if self.model is None:
             alone = sorted(set(values) - {"framework"})
             if alone:
+                if self.file is not None:
+                    told = "such options state a job without a file"
+                    hint = f"change {self.file} itself, or leave it out and give --model and --gpus"
+                    raise SpecError(Problem(f"{options(alone)}: {told}", suggestion=hint))
                 lack = " and ".join(("--model", *(() if "gpus" in alone else ("--gpus",))))
                 told = "a job without a file is stated by --model and --gpus"
                 raise SpecError(f"{options(alone)}: {told}; {lack} {'is' if 'gpus' in alone else 'are'} missing")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean, failure
+from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean, failure, nearest
 from rlperf.version import __version__
 
 
@@ -149,7 +149,9 @@ def run() -> None:
         _point_nowhere()
     except Exception as error:
         # A usage error of the command line (unknown option, missing argument) knows how to show itself.
-        if hasattr(error, "show"):
+        if hasattr(error, "possibilities"):
+            code = _said(str(_no_such_option(error)), getattr(error, "exit_code", 2))
+        elif hasattr(error, "show"):
             error.show()
             code = getattr(error, "exit_code", 2)
         else:
@@ -158,6 +160,28 @@ def run() -> None:
                 "this is a defect of rlperf, not of your input: please report it with what stands above", DEFECT
             )
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _no_such_option(error: Any) -> Problem:
+    """An option that a command lacks: the one that looks like it, else the commands that have it. Click's own hint
+    calls ``--floor`` near to ``--log``, since it counts the dashes."""
+    context, name = error.ctx, error.option_name
+    near = nearest(name.lstrip("-"), [each.lstrip("-") for each in _options(context.command)])
+    others = ", ".join(command for command in COMMANDS if name in _options(_command(command)))
+    help_ = f"`{context.command_path} -h` names its options"
+    said = f"did you mean --{near}?" if near else f"it belongs to {others}; {help_}" if others else help_
+    return Problem(f"{context.command_path} has no option {name}", suggestion=said)
+
+
+def _command(name: str) -> Any:
+    """A command as Click knows it."""
+    return typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]
+
+
+def _options(command: Any) -> set[str]:
+    """Names of a command's options, those of a group's commands with them."""
+    names = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    return names.union(*(_options(each) for each in getattr(command, "commands", {}).values()))
 
 
 def _said(text: str, code: int, head: str = "error: ") -> int:

@@ -114,7 +114,8 @@ def detect(source: Source, file: str = "") -> Adapter:
     if scores[0][0] == 0.0:
         if {"architecture", "cluster"} <= set(source.keys) or any(key.startswith("phases") for key in source.keys):
             hint = (
-                "`rlperf export` writes its framework's configuration; `rlperf predict` and `explain` read it as it is"
+                "`rlperf export` writes its framework's configuration, `rlperf predict` and `explain` read it, "
+                "`rlperf explain LOG` and `rlperf calibrate logs LOG --job FILE` the log of its run"
             )
             raise SpecError(Problem("a job or plan of rlperf, not a framework's configuration", file, suggestion=hint))
         raise SpecError(

@@ -204,12 +204,12 @@ def test_sizing_finds_the_smallest_cluster_that_meets_the_target() -> None:
 def test_every_number_of_few_nodes_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five nodes may do where six, whose layouts nobody runs, do not: bisecting from eight would miss them."""
 
-    def tried(meets: set[int], off: set[int]) -> list[int]:
+    def tried(meets: set[int], off: set[int], most: int = 64) -> list[int]:
         def row(_: object, nodes: int) -> tuple[size.SizeRow, None]:
             return size.SizeRow("c", nodes, 8 * nodes, 1.0, 1.0, None, nodes in meets, off_path=nodes in off), None
 
         monkeypatch.setattr(size._Tried, "_row", row)
-        asked = size._Tried(job(), parse_target("step<=1s"), lambda j: ask(j).pair, 64, lambda _share, _text: None)
+        asked = size._Tried(job(), parse_target("step<=1s"), lambda j: ask(j).pair, most, lambda _share, _text: None)
         return [each.nodes for each in asked.search().rows if each.nodes not in (1, 2, 4, 8, 16, 32, 64)]
 
     more = set(range(8, 65))
@@ -217,6 +217,9 @@ def test_every_number_of_few_nodes_is_tried(monkeypatch: pytest.MonkeyPatch) -> 
     assert tried({6, 7, *more}, {7}) == [5, 6]
     assert tried({6, 7, *more}, {6, 7}) == [5, 6, 7]
     assert tried(set(range(16, 65)), set()) == [12, 14, 15]  # of more, those that halve what is left
+    assert tried({6, 7}, set(), most=7) == [5, 6, 7]  # the most nodes too, which no doubling comes to
+    assert tried(set(range(41, 49)), set(), most=48) == [40, 41, 42, 44, 48]
+    assert tried(set(), set(), most=5) == [5]
 
 
 def sized(found: Job, target: str, *clusters: str, most_nodes: int = 2) -> Sizing:

@@ -263,7 +263,8 @@ def size_job(
     ask : resolves a job to its context and its framework's rules
     clusters : names of clusters to try, each with its price or without (`Offer`); default: the job's. The job's own
         price is that of the job's own cluster.
-    most_nodes : largest node count; counts are doubled until the target is met and a doubling no longer helps
+    most_nodes : largest node count, tried itself where no doubling comes to it; counts are doubled until the target is
+        met and a doubling no longer helps
     report : called with the share done and a text
 
     Step time falls with nodes until the tail rules, so the first doubling that meets the target is bisected, or tried
@@ -366,20 +367,20 @@ class _Tried:
         return fewest if 2 * fewest <= last else None
 
     def search(self) -> _Tried:
-        """Node counts 1, 2, 4 ... until one meets the target and more help no further; then those between."""
-        nodes = 1
-        while nodes <= self.most:
+        """1, 2, 4 ... and the most nodes, until some meet the target and more help no further; then those between."""
+        nodes = 0
+        while nodes < self.most:
+            nodes = min(2 * nodes or 1, self.most)
             self._try(nodes)
             if self.target.measure != "usd/step" and self._meeting and self.enough is not None:
                 break
-            nodes *= 2
         if self._meeting and self.target.measure != "usd/step":
             self._between(min(self._meeting))
         return self
 
     def _between(self, high: int) -> None:
         """Fewer nodes than the first doubling that meets the target, as long as they do, too."""
-        anyhow, low = self.made[high].off_path, high // 2
+        anyhow, low = self.made[high].off_path, max((nodes for nodes in self.made if nodes < high), default=0)
         while high - low > 1:
             middle = low + 1 if high <= EACH else (low + high) // 2
             row = self._try(middle)

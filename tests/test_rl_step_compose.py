@@ -131,6 +131,15 @@ def test_a_critic_on_devices_of_its_own_runs_beside() -> None:
     assert line.idle_device_s().tolist() == pytest.approx([26.0, 12.0, 15.0])
 
 
+def test_a_bound_that_nothing_reaches_draws_no_more() -> None:
+    """A million versions behind took minutes: every one of them was four rl_steps of the timeline."""
+    stages = StepStages.of([50.0, 60.0], rollout_steady_s=40.0, scoring_s=[5.0], training_s=[20.0], weight_sync_s=3.0)
+    deep = Execution("async", staleness=1_000_000)
+    drawn = compose_rl_step(deep, stages)
+    assert len(drawn.start_s) < 5_000
+    assert drawn.rl_step_s == pytest.approx(float(step_seconds(deep, stages.times())), rel=1e-9)
+
+
 def test_reward_on_devices_of_its_own_leaves_the_rollout_pool_idle() -> None:
     together = StepStages.of([10.0], training_s=5.0, reward_s=[2.0, 4.0])
     apart = StepStages.of([10.0], training_s=5.0, reward_s=[2.0, 4.0], reward_apart=True)

@@ -111,6 +111,16 @@ def test_files_and_result_read_back(whole: Path) -> None:
     assert found.best() == found.frame.sort("rl_step_s").row(0, named=True)
 
 
+def test_a_result_that_is_negative_is_a_damaged_file(whole: Path, tmp_path: Path) -> None:
+    """One bit of a value is enough, and the file reads as before."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(whole, folder)
+    frame = pl.read_parquet(folder / "results.parquet")
+    frame.with_columns(-pl.col("trained_tokens")).write_parquet(folder / "results.parquet")
+    with pytest.raises(SpecError, match=r"trained_tokens: negative, or no finite number .* damaged"):
+        _ = read_result(folder).frame
+
+
 def test_an_unfinished_folder_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     with pytest.raises(SpecError, match=r"no finished sweep.*run the sweep to its end"):

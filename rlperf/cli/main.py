@@ -3,6 +3,7 @@ imported when it runs, so that ``rlperf --help`` stays fast."""
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -129,12 +130,18 @@ shell's of Ctrl-C."""
 def run() -> None:
     """Entry point. Exit codes: 0 fine, 1 infeasible, 2 wrong input, 3 solver, 70 a defect of rlperf, 74 the machine
     refused (disk full, closed output, out of memory)."""
+    closed = sys.stdout is None
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who has called (``>&-``): what is written is lost, as it is asked
+            setattr(sys, name, io.StringIO())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a letter that the terminal lacks is no reason to stop
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
+        if closed:
+            raise OSError(errno.EBADF, "standard output is closed")
         if code == INTERRUPTED:  # where Typer has caught it: without a word
             code = _said("stopped", INTERRUPTED, "")
     except RlperfError as error:

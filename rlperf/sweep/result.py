@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.reader import read_spec, reading
-from rlperf.sweep.columns import Column, columns_of
+from rlperf.sweep.columns import RESULTS, Column, columns_of
 from rlperf.sweep.spec import Checked, Sweep, check_sweep
 
 if TYPE_CHECKING:
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Rows that a notebook shows."""
+QUANTITIES = tuple(each.name for each in RESULTS if each.kind == "float" and each.name != "objective_value")
+"""Columns of what is never negative: an objective may be."""
+
+
+def _impossible(values: pl.Series) -> bool:
+    """Whether a quantity holds what none can be; nothing is no such value.
+
+    >>> import polars as pl
+    >>> [_impossible(pl.Series([value, None, 1.0])) for value in (0.0, -1.0, float("inf"))]
+    [False, True, True]
+    """
+    return values.dtype.is_float() and bool(((values < 0.0) | ~values.is_finite()).any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +61,12 @@ class SweepResult:
         if self.folder is None:
             return rows.collect()
         with reading(self.folder / "results.parquet"):
-            return rows.collect()
+            found = rows.collect()
+        if broken := [name for name in QUANTITIES if name in found.columns and _impossible(found[name])]:
+            hint = "the file is damaged: run the sweep again into the same folder"
+            message = f"{', '.join(broken)}: negative, or no finite number"
+            raise SpecError(Problem(message, str(self.folder / "results.parquet"), suggestion=hint))
+        return found
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -116,6 +116,11 @@ def steady_rollout_s(rollout: RolloutResult) -> float:
     return max(rollout.makespan_s - lost, 0.05 * rollout.makespan_s)
 
 
+DEEPEST = 64
+"""Batches under way that are drawn: one takes at most twenty times its share of full engines (`steady_rollout_s`), so
+that more of them change no rl_step, and each stands for four rl_steps of the timeline."""
+
+
 class _Builder:
     """Spans of one mode over its pools; not public."""
 
@@ -209,7 +214,7 @@ def compose_rl_step(
     if builder.form is Form.BARRIER:
         return _barriered(builder, (rl_steps or 4) * interval)
     if builder.form is Form.REFILLED:
-        lag = int(execution.lag)
+        lag = min(int(execution.lag), DEEPEST)
         return _refilled(builder, (rl_steps or 4) * interval * (lag + 1), lag)
     count = (rl_steps or 1) * interval
     at, after = 0.0, list[int]()

@@ -278,7 +278,9 @@ def pareto(fine: pl.DataFrame, width: float) -> Figure:
         axes.scatter(step[mask], price[mask], s=14, alpha=0.5, linewidth=0, color=PALETTE[index],
                      marker=MARKERS[index], label="all" if count is None else f"{count} devices")  # fmt: skip
     best = front(step, price)
-    axes.plot(step[best], price[best], color="black", linewidth=1.0, zorder=1, label="front")
+    # rings, behind the points: their colours and shapes say how many devices
+    axes.plot(step[best], price[best], color="black", marker="o", markersize=8, markerfacecolor="none",
+              linewidth=1.0, zorder=0.9, label="front")  # fmt: skip
     axes.set_xlabel("rl_step [s]")
     axes.set_ylabel(label)
     if step.max() / step.min() > 20:
@@ -307,7 +309,7 @@ def heat_map(found: SweepResult, fine: pl.DataFrame, x: str, y: str, width: floa
     for a, b, value in zip(cells[x], cells[y], cells["rl_step_s"], strict=True):
         if a is not None and b is not None:
             values[rows.index(b), columns.index(a)] = value
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     figure = new_figure(width, 1.4 + min(0.42 * len(rows), 7.0) + 0.4)
     axes = figure.subplots()
@@ -319,10 +321,26 @@ def heat_map(found: SweepResult, fine: pl.DataFrame, x: str, y: str, width: floa
     axes.set_xlabel(short(x))
     axes.set_ylabel(short(y))
     bar = figure.colorbar(image, ax=axes, label="best rl_step", shrink=0.9)
+    bar.locator = FixedLocator(_round_times(float(np.nanmin(values)), float(np.nanmax(values))))
     bar.formatter = FuncFormatter(lambda value, _: human_seconds(value))
     bar.update_ticks()
     _write_cells(figure, axes, values)
     return _thinned(figure)
+
+
+_ROUND_S = np.array([n * unit for unit, parts in ((1.0, (1, 2, 5, 10, 20, 30)), (60.0, (1, 2, 5, 10, 20, 30)),
+                     (3600.0, (1, 2, 5, 10, 20, 50, 100, 200, 500))) for n in parts])  # fmt: skip
+
+
+def _round_times(low: float, high: float) -> list[float]:
+    """Whole seconds, minutes or hours [s] from ``low`` to ``high``, about five; the ends where that is too little.
+
+    >>> _round_times(146.0, 1378.0), _round_times(3.02, 3.04)
+    ([300.0, 600.0, 900.0, 1200.0], [3.02, 3.04])
+    """
+    step = float(_ROUND_S[min(int(np.searchsorted(_ROUND_S, (high - low) / 5)), _ROUND_S.size - 1)])
+    found = [step * k for k in range(int(np.ceil(low / step)), int(high // step) + 1)]
+    return found if len(found) > 1 else sorted({low, high})
 
 
 def _write_cells(figure: Figure, axes: Axes, values: np.ndarray) -> None:

@@ -26,6 +26,7 @@ from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.sim.rl_step.uncertainty import log_sigma
 from rlperf.specs.job import Job
+from rlperf.specs.own_files import own_calibrations
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.specs.stage_spread import STAGES, LogPrior, StageFactors, StagePrior
 from rlperf.specs.step_log import StepLog
@@ -253,6 +254,7 @@ def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context
     assert set(report["spread"]) == {*STAGES, WHOLE}
     found = load_framework_calibration("verl==0.9", "fsdp2", tmp_path)
     assert found.id == "verl_fsdp_fitted"
+    assert own_calibrations(tmp_path)[found.id] == tmp_path / "calibrations" / "frameworks" / "verl_fsdp.yaml"
     assert found.stage_spread.whole
     shipped, fitted = (resolve(Job.model_validate(JOB), folder=folder) for folder in (None, tmp_path))
     before, after = (evaluate_job(each)[0].seconds for each in (shipped, fitted))

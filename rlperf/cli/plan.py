@@ -64,6 +64,7 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
     from rlperf.plan.planner import plan_job
     from rlperf.report.plan_files import INPUTS, write_plan_files
     from rlperf.report.plan_text import print_plan
+    from rlperf.specs.own_files import own_calibrations
 
     question = asked.question()
     context, facts = question.pair
@@ -83,6 +84,9 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
     for words in modes_words(load_job(asked.job()), found.job):
         screen.print(f"modes: {words}", markup=False)
     print_plan(found, screen)
+    used = {name for phase in found.phases for name in phase.predicted.calibration.ids}
+    for path in (path for name, path in own_calibrations(asked.folder).items() if name in used):
+        screen.print(f"calibrated by {path}, which is yours", markup=False)
     for lost in losses(found, None, folder=asked.folder):
         screen.print(f"not in the files of {found.job.framework}: {lost}", markup=False)
     inputs = [path for path in written if out and path.is_relative_to(out / INPUTS)]

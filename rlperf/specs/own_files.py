@@ -6,6 +6,7 @@ be moved together and are read from any folder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rlperf.specs.reader import is_file, is_folder
 
 MOST_BYTES = 1 << 28
 """Larger recordings stay where they are, and the plan keeps their absolute path."""
+_ID = re.compile(r"^id: *(\S+)", re.MULTILINE)
 _PROFILES = ("devices/*.yaml", "links/*.yaml", "clusters/*.yaml", "architectures/*.json", "calibrations/*/*.yaml")
 
 
@@ -32,6 +34,14 @@ def folder_of(file: Path | str) -> Path:
     path = Path(file).resolve()
     inputs = inputs_folder(path)
     return inputs if inputs.is_dir() else path.parent
+
+
+def own_calibrations(folder: Path | None) -> dict[str, Path]:
+    """Calibrations that are not shipped, by their id: they stand in for shipped ones wherever ``folder`` is read."""
+    roots = [root for root in reversed(search_path(folder)) if root != profile_root()]
+    files = [path for root in roots for path in sorted(root.glob("calibrations/*/*.yaml"))]
+    named = ((_ID.search(path.read_text(encoding="utf-8", errors="replace")), path) for path in files)
+    return {found.group(1): path for found, path in named if found}
 
 
 def standing_alone(job: Job, folder: Path | None) -> tuple[Job, dict[str, bytes]]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlperf.api import ask
-from rlperf.cost.inference import engine_step_cost
-from rlperf.cost.replica import batches_in_flight
+from rlperf.cost.inference import ByTokens, engine_step_cost, tabulated
+from rlperf.cost.replica import Replica, batches_in_flight
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.engine import tabulate
 from rlperf.specs.engine_calibration import load_engine_calibration
@@ -34,7 +34,8 @@ def test_prompts_that_fit_in_one_batch_keep_all_stages_but_one_idle() -> None:
 def test_one_batch_passes_every_stage_before_its_next_token(model: str) -> None:
     """At 64 requests a replica reads its weights stage by stage: no faster than one stage that has them all."""
     arch = load_architecture(model)
-    one = engine_step_cost(arch, H100, VLLM, STAGES, batches=np.array(1.0))
+    replica = Replica.of(arch, H100, VLLM, STAGES, batches=np.array(1.0))
+    one = tabulated(replica, ByTokens.of(replica))
     even = engine_step_cost(arch, H100, VLLM, STAGES)
     alone = engine_step_cost(arch, H100, VLLM, Layout.of(tensor_parallel=8))
     load = 64.0, 64.0 * 1000.0

@@ -106,13 +106,13 @@ def test_what_is_trained_on_late_says_how_late() -> None:
 
 
 def test_products_of_training_in_8_bits_have_a_key_of_their_own_or_are_refused(tmp_path: Path) -> None:
-    """``precision: fp8`` is none of any framework's: NeMo-RL's Megatron has fp8_cfg, the other files say 16 bits."""
-    assert frameworks_with("trainer.compute_dtype", "fp8") == ("nemo_rl",)
+    """``precision: fp8`` is none of any framework's: Megatron has fp8_cfg or flags, the other files say 16 bits."""
+    assert frameworks_with("trainer.compute_dtype", "fp8") == ("miles", "nemo_rl", "slime")
     trained = [{"role": "trainer", "settings": {"compute_dtype": "fp8"}}]
     task = {"name": "t", "workload": "math", "prompts_per_step": 16, "mini_batch": 16, "max_response_tokens": 1024}
     words = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task], "pools": trained}
     for framework in ("verl", "areal", "openrlhf"):
-        with pytest.raises(SpecError, match=r"has no key for trainer\.compute_dtype \(fp8\)"):
+        with pytest.raises(SpecError, match=r"(has no key for|rlperf writes no) trainer\.compute_dtype \(fp8\)"):
             ask(Job.model_validate({**words, "framework": framework}), to_plan=True)
     plan = rlperf.plan_job(Job.model_validate({**words, "framework": "nemo_rl"}))
     assert plan.phases[0].pools[1].settings.backend == "megatron"  # DTensor has none

@@ -20,6 +20,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.layout import OFFLOAD, RECOMPUTE
+from rlperf.plan.predict import evaluate_job
 from rlperf.plan.search.candidates import Shape, trainer_layouts
 from rlperf.specs.architecture import Architecture, Experts
 from rlperf.specs.job import Job
@@ -163,7 +164,12 @@ def test_a_measured_backend_goes_before_an_unmeasured_one_in_certainty() -> None
     narrow = predict_job(Job.model_validate({**JOB, "framework": "trl", "trainer_backends": "fsdp2"}))
     assert wide.calibration.extrapolated and not narrow.calibration.extrapolated
     assert any("no update of deepspeed was measured" in note for note in wide.calibration.notes)
-    assert wide.high_s / wide.low_s > narrow.high_s / narrow.low_s
+    spread = []
+    for backend in ("deepspeed", "fsdp2"):
+        job = Job.model_validate({**JOB, "framework": "trl", "trainer_backends": backend})
+        trainer = evaluate_job(ask(job).context)[0].trainer
+        spread.append(float((trainer.high / trainer.low).mean()))
+    assert spread[0] > spread[1]
 
 
 def test_of_several_backends_the_best_is_planned() -> None:

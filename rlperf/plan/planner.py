@@ -36,8 +36,7 @@ def plan_job(
     facts : the framework's validity rules; candidates that break one are not planned
     report : called with the share done and a text
     defaults : what the framework runs by default, to compare with
-    free_schedule : search for what a pipeline would gain whose schedule is free: a line of the plan, no part of the
-        choice, that can take as long as all else
+    free_schedule : search for what a pipeline with a free schedule would gain: a line of the plan, no part of it
 
     Raises
     ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import apart_of, cache_granted, least_cache, replica_memory, tabulate
+from rlperf.sim.rl_step.engine import ReplicaMemory, apart_of, cache_granted, least_cache, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rollout.lent import AT
@@ -127,6 +128,12 @@ def memory_fractions(context: Context) -> tuple[float, ...]:
     return (*BESIDE_STATES, *MEMORY_FRACTIONS) if stays and shared else MEMORY_FRACTIONS
 
 
+def _slots_with_room(memory: ReplicaMemory, slots: IntArray, demand: Demand) -> IntArray:
+    """No more than the cache has room for: more only preempt, and an audit says so."""
+    room = np.floor(HALF_GROWN * np.maximum(memory.kv_tokens, 0.0) / demand.moments.mean).astype(np.int64)
+    return np.minimum(slots, np.maximum(room // FEWEST * FEWEST, FEWEST))
+
+
 def _columns(
     context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray,
     counted: Counted, lenient: bool,
@@ -137,21 +144,18 @@ def _columns(
     keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
     shapes = layout.take(keep)
     settings = pool.settings.filled()
-    read = demand.read_tokens(settings.prefix_caching)
     costs = tabulate(
-        context.site, architecture, settings, shapes, known=counted.costs, images=demand.images, read_tokens=read
-    )
+        context.site, architecture, settings, shapes, known=counted.costs, images=demand.images,
+        read_tokens=demand.read_tokens(settings.prefix_caching),
+    )  # fmt: skip
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
     fractions = np.array(memory_fractions(context))
     options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
     e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
     rows = shapes.take(e)
-    memory = replica_memory(context.site, architecture, settings, rows, f, m)
-    if pool.settings.max_running is None:
-        # more slots than the cache has room for only preempt, and an audit says so
-        room = np.floor(HALF_GROWN * np.maximum(memory.kv_tokens, 0.0) / demand.moments.mean).astype(np.int64)
-        m = np.minimum(m, np.maximum(room // FEWEST * FEWEST, FEWEST))
-        memory = replica_memory(context.site, architecture, settings, rows, f, m)
+    held_by = partial(replica_memory, context.site, architecture, settings, rows, f)
+    m = m if pool.settings.max_running else _slots_with_room(held_by(m), m, demand)
+    memory = held_by(m)
     why = flags[keep][e] | np.where(memory.kv_tokens < least_cache(demand.request_tokens), int(Reject.KV), 0)
     writers = rows.data_parallel - settings.prefill_replicas
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY)) | np.where(writers > 0, 0, int(Reject.READERS))

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlperf.cost.engine_memory import engine_memory, kv_bytes_per_request, kv_bytes_per_token
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.inference import ByTokens, tabulated
 from rlperf.cost.layers.vision import Images
 from rlperf.cost.network import pair_hop_s
 from rlperf.cost.replica import Replica as EngineReplica
@@ -66,11 +66,9 @@ def tabulate(
         shape = row.with_(data_parallel=1).to_dict().values()
         key = (*shape, float(batches), gemm_dtype, kv_dtype, backend, *drafts)
         if key not in tables:
-            cost = engine_step_cost(
-                architecture, site.rollout_hardware, site.engine, row,
-                gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, images=images,
-                scores_prompts=site.scores_prompts, batches=batches,
-            )  # fmt: skip
+            served = architecture, site.rollout_hardware, site.engine, row, gemm_dtype, kv_dtype
+            replica = EngineReplica.of(*served, batches)
+            cost = tabulated(replica, ByTokens.of(replica), images=images, scores_prompts=site.scores_prompts)
             adapters = adapter_seconds(framework, architecture, site.engine) if site.adapter_rank else (0.0, 0.0)
             plain = engine_in_framework(_with_jobs(cost, site, architecture, row), framework, adapters)
             whole = _with_speculation(plain, site, architecture, settings, row, batches)

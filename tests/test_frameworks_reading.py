@@ -17,6 +17,7 @@ from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.findings import engine_findings
 from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table, nest
+from rlperf.frameworks.openrlhf import _placement
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run_of import from_job
 from rlperf.plan.predict import evaluate_job
@@ -329,6 +330,19 @@ def test_a_role_on_part_of_a_node_does_not_say_how_large_it_is(
     script.write_text(f"python3 -m openrlhf.cli.train_ppo_ray {plain} {flags}\n")
     run = import_config([script]).run
     assert (run.nodes, run.devices_per_node) == (nodes, size)
+
+
+def test_a_critic_that_fills_no_whole_nodes_is_written_by_its_product(tmp_path: Path) -> None:
+    """OpenRLHF packs single GPUs: the default critic's 8 beside an actor on 3 x 6 was refused by our own export."""
+    script = tmp_path / "run.sh"
+    sizes = "--actor.num_nodes 3 --actor.num_gpus_per_node 6 --ref.num_nodes 3 --ref.num_gpus_per_node 6"
+    plain = "--actor.model_name_or_path Qwen/Qwen3-8B --vllm.num_engines 6 --algo.advantage.estimator gae"
+    script.write_text(f"python3 -m openrlhf.cli.train_ppo_ray {plain} {sizes}\n")
+    run = import_config([script]).run
+    assert (run.critic_devices, run.devices_per_node) == (8, 6)
+    stated = {each.key: each.value for each in _placement(run)}
+    assert (stated["critic.num_nodes"], stated["critic.num_gpus_per_node"]) == (2, 4)
+    assert (stated["actor.num_nodes"], stated["actor.num_gpus_per_node"]) == (3, 6)
 
 
 def test_functions_of_a_script_pass_their_arguments_on(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_the_file_is_found_by_later_predictions(tmp_path: Path, context: Context
 @pytest.mark.slow
 def test_a_log_given_twice_tells_the_same_beside_a_trainer_that_it_did_not_tell(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({**JOB, "trainer_backends": ["megatron", "fsdp2"]}))
-    rows = [{"step": k, "data": {"timing_s/step": 60.0 + k}} for k in range(4)]
+    rows = [{"step": k, "data": {"timing_s/step": 40.0 + k}} for k in range(4)]
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told_once, file = calibrate_logs(tmp_path / "run.jsonl", tmp_path / "job.yaml")
     assert file is not None

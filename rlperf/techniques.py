@@ -22,6 +22,7 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import ref
 from rlperf.plan.compare import Side, compare_sides
 from rlperf.processes import over_cores
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.uncertainty import drafted_sigma, log_sigma
 from rlperf.specs.architecture import Architecture
@@ -235,16 +236,13 @@ def gains(
     return GainTable(float(_first(pinned, draws, folder).draws_s.mean()), tuple(rows))
 
 
-_FIRST: dict[tuple[int, str, Path | None], Side] = {}
+_FIRST = Remembered[Side](most=1)
 """The job as it is on common draws, which a process that judges several techniques works out once."""
 
 
 def _first(pinned: Job, draws: int, folder: Path | None) -> Side:
-    key = (draws, pinned.model_dump_json(), folder)
-    if key not in _FIRST:
-        _FIRST.clear()
-        _FIRST[key] = side_of_job(pinned, draws, plan=False, folder=folder)
-    return _FIRST[key]
+    key = draws, pinned.model_dump_json(), folder
+    return _FIRST.get(key, lambda: side_of_job(pinned, draws, plan=False, folder=folder))
 
 
 def _gain(name: str, *, base: Job, pinned: Job, draws: int, folder: Path | None, report: Tell) -> Gain:

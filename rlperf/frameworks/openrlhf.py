@@ -219,9 +219,7 @@ def _placement(run: Run) -> list[Setting]:
         shape = node_shape(devices, per_node)
         if shape is None and role == "actor":
             raise ExportError(f"{devices} GPUs of the {role} fill no whole nodes of {per_node}", "openrlhf")
-        if (
-            shape is None
-        ):  # Ray packs single GPUs (ray/launcher.py:245-251): the product counts; the actor says the node
+        if shape is None:  # Ray packs single GPUs (ray/launcher.py:245-251): the product counts
             each = max(gpus for gpus in range(1, per_node) if devices % gpus == 0)
             shape = devices // each, each
         settings += [Setting(f"{role}.num_nodes", shape[0]), Setting(f"{role}.num_gpus_per_node", shape[1])]

@@ -11,7 +11,8 @@ from rlperf.plan.answer.baseline import Defaults, pinned_to
 from rlperf.plan.question.context import counting
 from rlperf.report.plan_summary import summary_lines
 from rlperf.specs.job import Job
-from rlperf.specs.rl_calibration import TrainerOverheads, load_framework_calibration
+from rlperf.specs.overhead import TrainerOverheads
+from rlperf.specs.rl_calibration import load_framework_calibration
 
 SMALL: dict[str, object] = {
     "name": "small",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.parameters import parameters
+from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import training_update
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.overheads import (
@@ -20,12 +21,17 @@ from rlperf.sim.rl_step.overheads import (
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
-from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
 from rlperf.specs.trainer_calibration import load_trainer
 
 MEGATRON, DTENSOR = load_framework_calibration("nemo_rl_megatron"), load_framework_calibration("nemo_rl_dtensor")
 DENSE, EXPERTS = load_architecture("Llama-3.1-8B"), load_architecture("Qwen3-30B-A3B")
 BATCH = Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0)
+
+
+def of_its_backend(framework: FrameworkCalibration) -> FrameworkCalibration:
+    """The framework with the loss of its trainer backend."""
+    return framework.model_copy(update={"training": framework.training.model_copy(update={"loss": None})})
 
 
 def test_adapters_served_unmerged_cost_every_product_of_an_engine_step_and_merged_ones_nothing() -> None:
@@ -46,7 +52,7 @@ def test_model_code_that_is_launched_eagerly_holds_up_small_microbatches_alone()
     verl, layout = load_framework_calibration("verl_fsdp"), Layout.of(data_parallel=8, zero_stage=3)
     small, hardware = load_architecture("Qwen2.5-0.5B"), load_hardware("h100_sxm")
     assert verl.training.host_layer is not None
-    stack = trainer_in_framework(load_trainer("fsdp2"), verl)
+    stack = trainer_in_framework(load_trainer("fsdp2"), of_its_backend(verl))
     seconds = {}
     for tokens in (512.0, 65536.0):
         batch = Microbatches.of(tokens, tokens * 512.0, 512.0, 1.0)
@@ -62,7 +68,7 @@ def test_model_code_that_is_launched_eagerly_holds_up_small_microbatches_alone()
 
 def test_experts_of_megatron_are_launched_one_by_one_so_that_more_of_them_on_a_device_hold_it_up() -> None:
     slime, hardware = load_framework_calibration("slime"), load_hardware("h100_sxm")
-    own, stack = load_trainer("megatron"), trainer_in_framework(load_trainer("megatron"), slime)
+    own, stack = load_trainer("megatron"), trainer_in_framework(load_trainer("megatron"), of_its_backend(slime))
     alike = load_trainer("megatron_bridge").timing
 
     def seconds(expert: int, tokens: float, architecture: str = "Qwen3-30B-A3B") -> float:
@@ -137,3 +143,18 @@ def test_gradients_that_no_product_adds_are_read_and_written_once_a_microbatch()
     whole, bare = (float(training_update(DENSE, hw, one, layout, BATCH).backward_s) for one in (plain, fused))
     least = 4.0 * 6.0 * parameters(DENSE) / hw.device.memory_bandwidth
     assert least < whole - bare < 1.3 * least
+
+
+def test_the_loss_moves_what_its_source_says() -> None:
+    """Of a small model with a large vocabulary the loss of an RL framework is a good part of a scoring pass."""
+    backend, own = load_trainer("megatron"), MEGATRON.training.loss
+    assert own is not None
+    timing = trainer_in_framework(backend, MEGATRON).timing
+    assert (timing.cross_entropy_bytes, timing.scoring_bytes) == (own.update, own.scoring)
+    assert timing.cross_entropy_bytes > backend.timing.cross_entropy_bytes
+    small, hardware, layout = load_architecture("Qwen2.5-0.5B"), load_hardware("h100_sxm"), Layout.of(data_parallel=8)
+    moved = {"fused": backend, "framework": trainer_in_framework(backend, MEGATRON)}
+    seconds = {name: scoring_pass(small, hardware, one, layout, BATCH).forward_s for name, one in moved.items()}
+    logits = float(BATCH.tokens * BATCH.count) * small.vocab
+    wanted = logits * (own.scoring - 0.5 * backend.timing.cross_entropy_bytes) / hardware.device.memory_bandwidth
+    assert seconds["framework"] - seconds["fused"] == pytest.approx(wanted, rel=0.3)

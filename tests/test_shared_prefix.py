@@ -16,8 +16,8 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import resolve
 from rlperf.plan.search.screen import FORGIVEN, screen
+from rlperf.sim.rl_step.cuts import Cuts, cut_by_budget
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.trainer_stage import Cuts, cut_by_budget
 from rlperf.specs.job import Job
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.workload.lengths import LengthTable
@@ -85,7 +85,7 @@ def test_prompts_are_shared_as_far_as_a_microbatch_reaches() -> None:
 
 def test_moments_and_lengths_share_alike() -> None:
     """Closed form and events take the same off: equal where all sequences are."""
-    from rlperf.sim.rl_step.trainer_stage import CutLengths
+    from rlperf.sim.rl_step.cuts import CutLengths
 
     demand = demand_of(2048, [1024] * 8, 16)
     layout = Layout.of(data_parallel=[4], microbatch=8)
@@ -98,7 +98,7 @@ def test_moments_and_lengths_share_alike() -> None:
 
 def test_ranks_that_nothing_evens_out_wait_for_the_group_that_is_longest() -> None:
     """Two of four ranks get groups of long responses as these come; balanced, all get as much."""
-    from rlperf.sim.rl_step.trainer_stage import CutLengths
+    from rlperf.sim.rl_step.cuts import CutLengths
 
     demand, layout = demand_of(1024, [1024] * 4 + [7168] * 4, 2), Layout.of(data_parallel=[4], microbatch=1)
     even = cuts(layout, 1.0, False)

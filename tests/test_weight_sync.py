@@ -31,13 +31,9 @@ from rlperf.cost.weight_sync import (
 )
 from rlperf.errors import SpecError
 from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.overhead import Provenance
 from rlperf.specs.profiles import load_architecture
-from rlperf.specs.rl_calibration import (
-    Provenance,
-    WeightSyncFit,
-    load_framework_calibration,
-    load_transport,
-)
+from rlperf.specs.rl_calibration import WeightSyncFit, load_framework_calibration, load_transport
 
 FRAMEWORKS = (
     "areal",

@@ -28,7 +28,8 @@ from rlperf.calibrate.rl_step_software import Software
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import Z95
 from rlperf.specs.engine_host import EngineHost
-from rlperf.specs.rl_calibration import Overhead, Provenance, load_framework_calibration
+from rlperf.specs.overhead import Overhead, Provenance
+from rlperf.specs.rl_calibration import load_framework_calibration
 
 HOST = ("engine_host", "engine_host_per_request")
 START = (1.5e-3, 1e-5)

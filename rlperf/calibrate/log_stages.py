@@ -13,14 +13,15 @@ from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context
+from rlperf.sim.rl_step.cuts import CutLengths
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.rollout_stage import RolloutEvents
 from rlperf.sim.rl_step.stage_seconds import usual_sync_fit
 from rlperf.sim.rl_step.stages import StageSeconds
-from rlperf.sim.rl_step.trainer_stage import CutLengths
 from rlperf.sim.rl_step.uncertainty import log_sigma
 from rlperf.specs.modes import MODES
-from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead
+from rlperf.specs.overhead import Overhead
+from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.stage_spread import STAGES, LogPrior
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable

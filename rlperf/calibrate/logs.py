@@ -20,7 +20,8 @@ from rlperf.errors import Problem, SpecError
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.specs.calibration import Z95
-from rlperf.specs.rl_calibration import FrameworkCalibration, Provenance
+from rlperf.specs.overhead import Provenance
+from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.stage_spread import BANDS, STAGES, LogPrior, StageSpread, load_log_prior
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable

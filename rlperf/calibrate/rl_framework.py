@@ -9,7 +9,8 @@ import numpy as np
 
 from rlperf.cost.weight_sync import SyncPayload, SyncShape, weight_sync_s
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead, WeightSyncFit
+from rlperf.specs.overhead import Overhead
+from rlperf.specs.rl_calibration import FrameworkCalibration, WeightSyncFit
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from rlperf.calibrate.tables import Row, Table
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
 from rlperf.specs.calibration import Z95
+from rlperf.specs.overhead import Provenance
 from rlperf.specs.profiles import load_architecture
-from rlperf.specs.rl_calibration import Provenance
 from rlperf.specs.speculation import Method, sees_far, tokens_per_step
 from rlperf.specs.speculation_calibration import (
     AcceptanceFit,

@@ -38,7 +38,7 @@ from rlperf.sim.rl_step.overheads import engine_in_framework
 from rlperf.sim.rollout.closed_form import take_census
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.calibration import Z95
-from rlperf.specs.rl_calibration import Provenance
+from rlperf.specs.overhead import Provenance
 from rlperf.specs.speculation_calibration import CostSpread, SpeculationCalibration, Yield
 
 NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 99.0) for i in range(99)])

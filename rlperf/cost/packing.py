@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import gammaln
 
 from rlperf.cost.batching import bins_needed
 from rlperf.layout import FloatArray
@@ -80,3 +81,34 @@ def sorted_microbatches(
         members += 1
     last = padded[-1]
     return float(count), tokens + members * last, squares + members * last**2
+
+
+def slowest_in_step(lengths: FloatArray, each: int, ranks: int, *, packing: bool) -> tuple[float, float]:
+    r"""Tokens and sum of squares of the microbatch that ``ranks`` ranks wait for, ``each`` sequences as they come.
+
+    Ranks that gather weights or exchange tokens in every layer go through their k-th microbatches together, at the pace
+    of the fullest: with m microbatches of sizes :math:`x_1 \le \dots \le x_m` dealt out at random, its mean is
+
+    .. math:: \sum_i x_i \left(\binom{i}{r} - \binom{i - 1}{r}\right) \Big/ \binom{m}{r}
+
+    for r ranks. Without ``packing`` a microbatch is padded to its longest sequence.
+
+    >>> slowest_in_step(np.array([1.0, 2.0, 3.0, 4.0]), 1, 4, packing=True), slowest_in_step(
+    ...     np.array([1.0, 2.0, 3.0, 4.0]), 2, 1, packing=False
+    ... )
+    ((4.0, 16.0), (6.0, 20.0))
+    """
+    table = lengths[: 4 * MANY]
+    number = max(table.size // max(each, 1), 1)
+    members = table[: number * each].reshape(number, -1)
+    if not packing:
+        members = np.broadcast_to(members.max(axis=1, keepdims=True), members.shape)
+    tokens, squares = members.sum(axis=1), (members**2).sum(axis=1)
+    order, waiting = np.argsort(tokens, kind="stable"), min(ranks, number)
+    place = np.arange(waiting, number + 1)
+    below = np.exp(
+        gammaln(place + 1) - gammaln(place - waiting + 1) - gammaln(number + 1) + gammaln(number - waiting + 1)
+    )
+    weight = np.diff(below, prepend=0.0)
+    slowest = order[waiting - 1 :]
+    return float(tokens[slowest] @ weight), float(squares[slowest] @ weight)

@@ -50,7 +50,7 @@ def scoring_pass(
     stage = stage_parameters(arch, layout)
     on = options.switches_of(trainer).model_copy(update={"expert_overlap": False})
     whole = replace(options, lora_rank=None, switches=on)
-    costs = microbatch_seconds(arch, TrainerDevice(hw, trainer, layout, work, whole))
+    costs = microbatch_seconds(arch, TrainerDevice(hw, _in_scoring(trainer), layout, work, whole))
     compute, head, tensor, expert = costs.layer, costs.head.forward, costs.tensor.forward, costs.expert.forward
     context = np.maximum(costs.context.forward - compute.attention, 0.0)
     seen, _ = tower_seconds(arch, hw, trainer, layout, tower)
@@ -80,3 +80,12 @@ def scoring_pass(
         low=zero + trainer.low,
         high=zero + trainer.high,
     )
+
+
+def _in_scoring(trainer: TrainerCalibration) -> TrainerCalibration:
+    """The trainer with the bytes that a log-probability pass moves per logit, of which a forward makes one half."""
+    timing = trainer.timing
+    if timing.scoring_bytes is None:
+        return trainer
+    scored = timing.model_copy(update={"cross_entropy_bytes": 2.0 * timing.scoring_bytes})
+    return trainer.model_copy(update={"timing": scored})

@@ -11,7 +11,8 @@ from rlperf.plan.question.context import Context
 from rlperf.specs.calibration import DeviceCalibration, Quality
 from rlperf.specs.cluster import Cluster, Device
 from rlperf.specs.engine_calibration import EngineCalibration
-from rlperf.specs.rl_calibration import FrameworkCalibration, Provenance
+from rlperf.specs.overhead import Provenance
+from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
 FITTED, READ, ASSUMED = "fitted", "read", "assumed"

@@ -7,9 +7,9 @@ from functools import cache
 from pydantic import Field
 
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.overhead import Overhead
 from rlperf.specs.profiles import profile_root
 from rlperf.specs.reader import read_spec
-from rlperf.specs.rl_calibration import Overhead
 
 
 class EngineHost(Frozen):

@@ -16,14 +16,14 @@ from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Z95
-from rlperf.specs.framework import Attention, Balance, Pads, facts_data, trainer_facts
+from rlperf.specs.framework import facts_data, trainer_facts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
+from rlperf.specs.overhead import Overhead, Provenance, Rate, ServedAdapters, TrainerOverheads
 from rlperf.specs.profiles import search_path, stamp
 from rlperf.specs.reader import is_file, read_spec
 from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
-from rlperf.specs.trainer_switches import Batching, Switches
-from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
+from rlperf.units import BytesPerSecond, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
 
 Transport = Literal[
     "colocated", "reshard", "nccl", "packed_broadcast", "shard_to_shard", "rdma", "checkpoint_engine",
@@ -33,130 +33,6 @@ DRIFT_SEEN = 2
 """Releases over which a drift is carried on: those that it was seen over."""
 UNFITTED = "verl_megatron"
 """A calibration whose intervals are those of frameworks that nobody fitted, told by leaving frameworks out."""
-
-
-class Provenance(Frozen):
-    """Where a constant is from. ``low`` and ``high``: 5th and 95th percentile of measured over predicted [1]."""
-
-    source: str
-    date: str
-    n: NonNegativeInt = Field(0, description="measurements behind it; 0 = none")
-    rows: tuple[str, ...] = Field((), description="row ids of the measured data that were used")
-    low: PositiveFloat = 0.5
-    high: PositiveFloat = 2.0
-    assumed: bool = Field(False, description="nobody measured it: taken over from a relative, or judged")
-    taken_from: str = Field("", description="framework whose measurement it is, where it was taken over from another")
-
-
-class Overhead(Frozen):
-    """Seconds of one overhead: value per rl_step (or per unit that its field names) and where it is from."""
-
-    value: Seconds
-    provenance: Provenance
-
-
-class Rate(Frozen):
-    """A rate with where it is from."""
-
-    value: BytesPerSecond
-    provenance: Provenance
-
-
-class ServedAdapters(Frozen):
-    """LoRA adapters that engines serve beside the frozen weights, what that costs per adapted product and engine_step.
-
-    Attributes
-    ----------
-    launches : further kernels of one product, issued one by one where there are no CUDA graphs [1]
-    eager_row : per running request, where there are no CUDA graphs
-    graph : per product, where CUDA graphs hold its kernels
-    with_base : every weight sync sends the frozen weights, too
-    """
-
-    launches: PositiveInt
-    eager_row: Overhead
-    graph: Overhead
-    with_base: bool = False
-
-
-class LogitBytes(Frozen):
-    """Bytes per logit that a framework's loss holds at once, counted from its source.
-
-    Attributes
-    ----------
-    update, scoring : in an optimizer update, and in a log-probability pass
-    whole : in an update, what stands whole although the loss is chunked
-    entropy : in an update whose loss has an entropy term; None: as without
-    """
-
-    update: PositiveFloat
-    scoring: PositiveFloat
-    whole: NonNegativeFloat = 0.0
-    entropy: PositiveFloat | None = None
-    source: str
-
-
-class TrainerOverheads(Frozen):
-    """What the framework adds to its trainer backend's own seconds (those are in ``calibrations/trainers``).
-
-    Attributes
-    ----------
-    update : per optimizer update: data to the ranks, statistics, learning-rate schedule, metrics back
-    scoring_pass : per log-probability pass: mode switch, results back
-    host_layer : host time that this framework's model code takes to launch one dense layer's forward, once per
-        microbatch, where it is longer than the device's (a backward is two more); None: as the backend
-    reference_bytes : bytes per parameter of the weights of a device that change places with the reference policy's,
-        which wait in host memory; 0 where the reference is a model of its own
-    reference_rate : bytes per second and device of these copies; None = free
-    moe_layer : per MoE layer, microbatch and forward (a backward: two more), beside the backend's launches and gaps
-    experts_as : backend of the same library whose timed seconds of MoE layers count (`EXPERT_TIMING`), where the
-        trainer's own rows tell them apart worse; None: the trainer's own
-    prefix_update, prefix_pass : per layer and microbatch of an update, of a scoring pass, in which prompts are shared:
-        taking prompts and responses apart and putting them together again; None: nobody measured it, and it is free
-    balance : over what token loads of ranks are evened out: every optimizer ``update``, the whole ``batch`` once, an
-        update where microbatches are cut by tokens (``budget``), or nothing (``none``): sequences go as they come
-    batching : which sequences are cut into microbatches together. ``rank``: each rank's own, packed by tokens, else by
-        count; ``count``, which a job may ask of it: by count if packed, too; ``all``: those of all ranks, by tokens
-    pads : to what unpacked sequences are padded: the longest of their ``microbatch``, the longest prompt and response
-        of their rank's ``batch``, or the job's ``limit``
-    switches : what it sets otherwise than the backend does (overlap, dispatcher of experts)
-    parks_optimizer : offloaded optimizer states come to the device once for all updates of an rl_step and go back
-        after them, and the weights with them, which also come and go for every scoring pass of the policy; without,
-        optimizer states stay in host memory and its cores run every update
-    parking_rate : bytes per second and device of states that come and go for a phase; None: that of pinned host memory
-    gradients : in what gradients are accumulated and reduced, if not as the backend's calibration has it
-    fused_gradients : whether products add to the accumulated gradient themselves; without, each is added in a pass
-    pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
-    logits : bytes per logit of its loss, if not as the backend's calibration has them
-    attention_kernel : of its trainer from Hopper on (set by `FrameworkCalibration.running`)
-    skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
-    """
-
-    update: Overhead
-    scoring_pass: Overhead
-    host_layer: Overhead | None = None
-    reference_bytes: NonNegativeFloat = 0.0
-    reference_rate: Rate | None = None
-    moe_layer: Overhead
-    experts_as: str | None = None
-    prefix_update: Overhead | None = None
-    prefix_pass: Overhead | None = None
-    balance: Balance = "update"
-    batching: Batching = "rank"
-    pads: Pads = "microbatch"
-    switches: Switches = Switches()
-    gradients: Literal["bf16", "fp32"] | None = None
-    parks_optimizer: bool = False
-    parking_rate: Rate | None = None
-    fused_gradients: bool = True
-    pipeline_padding: bool = False
-    logits: LogitBytes | None = None
-    attention_kernel: Attention = "flash"
-    skew_exponent: float = Field(0.1, ge=0.0)
-    skew_source: str = (
-        "NeMo-RL's calibration rows prefer 0 to 0.1 (x1.0 to x1.2 at EP8) to the 0.25 of kernel tables with power-law "
-        "routing; routers under training are balanced by a loss"
-    )
 
 
 class WeightSyncFit(Frozen):
@@ -367,9 +243,9 @@ class FrameworkCalibration(Frozen):
             value = getattr(self, name)
             if isinstance(value, Overhead | Rate) and value.provenance.assumed:
                 names.append(name)
-        for name in ("update", "scoring_pass", "host_layer", "reference_rate", "parking_rate", "moe_layer"):
+        for name in type(self.training).model_fields:
             value = getattr(self.training, name)
-            if value is not None and value.provenance.assumed:
+            if isinstance(value, Overhead | Rate) and value.provenance.assumed:
                 names.append(f"training.{name}")
         names += [f"weight_sync.{fit.transport}" for fit in self.weight_sync if fit.provenance.assumed]
         return tuple(names)

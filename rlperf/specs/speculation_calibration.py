@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.overhead import Provenance
 from rlperf.specs.profiles import find_profile
 from rlperf.specs.reader import read_document, validate
-from rlperf.specs.rl_calibration import Provenance
 from rlperf.specs.speculation import DraftSetting, Method, first_of, tokens_per_step
 from rlperf.units import PositiveFloat, PositiveInt
 

@@ -222,6 +222,9 @@ class Timing(Frozen):
     cross_entropy_bytes: PositiveFloat = Field(
         24.0, description="bytes moved per logit by the loss, forward and backward"
     )
+    scoring_bytes: PositiveFloat | None = Field(
+        None, description="bytes moved per logit by a log-probability pass; None: half of what the loss moves"
+    )
     chunked_bytes: PositiveFloat = Field(
         24.0, description="the same of a chunked or fused loss, whose projection is made again in the backward"
     )

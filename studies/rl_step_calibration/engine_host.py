@@ -21,7 +21,7 @@ from rlperf.calibrate.engine_host_pool import HOST, fit_host, framework_of, tell
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.calibrate.tables import read_table
 from rlperf.specs.engine_host import EngineHost, EngineHosts, load_engine_hosts
-from rlperf.specs.rl_calibration import Overhead
+from rlperf.specs.overhead import Overhead
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data")) / "measured" / "rl_step.csv"

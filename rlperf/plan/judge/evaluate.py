@@ -23,6 +23,7 @@ from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.scorer_columns import scorer_demand, serving, stage_of
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.remembered import Remembered
+from rlperf.sim.rl_step.cuts import CutLengths, cut_by_budget
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import (
     ReplicaMemory,
@@ -41,11 +42,9 @@ from rlperf.sim.rl_step.stage_seconds import stage_seconds
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.trainer_stage import (
-    CutLengths,
     ScoringWork,
     TrainerStage,
     UpdateWork,
-    cut_by_budget,
     simulated_scoring,
     simulated_training,
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.search.configuration import Configuration
-from rlperf.sim.rl_step.trainer_stage import cut_by_budget
+from rlperf.sim.rl_step.cuts import cut_by_budget
 
 TIMES = (2, 4)
 """Scoring budgets that are tried, over the training budget."""

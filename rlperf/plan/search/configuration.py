@@ -13,8 +13,8 @@ from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.plan.search.trainer_columns import TrainerColumns
+from rlperf.sim.rl_step.cuts import cut_by_budget
 from rlperf.sim.rl_step.demand import Batch
-from rlperf.sim.rl_step.trainer_stage import cut_by_budget
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import Role

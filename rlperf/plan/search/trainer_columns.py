@@ -16,10 +16,11 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, experts_reach, trainer_departures
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_flags, trainer_layouts
 from rlperf.sim.remembered import Remembered
+from rlperf.sim.rl_step.cuts import cut_by_budget
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
-from rlperf.sim.rl_step.trainer_stage import TrainerStage, closed_training, cut_by_budget
+from rlperf.sim.rl_step.trainer_stage import TrainerStage, closed_training
 from rlperf.specs.architecture import Architecture
 
 

@@ -16,7 +16,8 @@ from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.rl_calibration import FrameworkCalibration, Overhead
+from rlperf.specs.overhead import Overhead
+from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.trainer_calibration import EXPERT_TIMING, TrainerCalibration, load_trainer
 
 
@@ -74,6 +75,9 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
         timing = timing.model_copy(update={"host_layer": own.host_layer.value})
     if not own.fused_gradients:
         timing = timing.model_copy(update={"accumulate_bytes": 2.0 + 2.0 * storage.gradient})
+    if own.loss is not None:
+        moved = {"cross_entropy_bytes": own.loss.update, "scoring_bytes": own.loss.scoring}
+        timing = timing.model_copy(update=moved)
     if own.logits is not None:
         each = own.logits
         loss = {"logit_bytes": each.update, "scoring_logit_bytes": each.scoring, "whole_logit_bytes": each.whole}

@@ -13,10 +13,11 @@ from rlperf.cost.parameters import parameters, routed_parameters
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import FloatArray, Layout
+from rlperf.sim.rl_step.cuts import cut_by_budget, most_scored_tokens, scoring_by_budget
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import routing_skew
 from rlperf.sim.rl_step.site import Site, TrainerStack
-from rlperf.sim.rl_step.trainer_stage import cut_by_budget, most_scored_tokens, scoring_by_budget, with_optimizer
+from rlperf.sim.rl_step.trainer_stage import with_optimizer
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
 

@@ -1,34 +1,31 @@
 """Training and scoring of one rl_step: microbatches as the framework cuts them, then seconds of updates and passes.
 
 The closed form knows the moments of the lengths, for a million layouts; the events cut the real lengths of every
-optimizer update, for one. What a framework does to its microbatches (packing, balance, cutting those of all ranks
-together, padding) is said once, here, for both.
+optimizer update, for one (`rlperf.sim.rl_step.cuts`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from rlperf.cost.batching import Microbatches, slowest_lengths, slowest_slices
+from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER
 from rlperf.cost.muon import muon_s, with_muon
-from rlperf.cost.packing import packed_over_ranks, sorted_over_ranks
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.speculation import training_share
 from rlperf.cost.trainer_device import BEFORE_HOPPER, UpdateOptions
 from rlperf.cost.training import TrainingCost, optimizer_bytes, training_update
 from rlperf.layout import OFFLOAD, FloatArray, IntArray, Layout, taken
+from rlperf.sim.rl_step.cuts import CutLengths, trainer_cuts
 from rlperf.sim.rl_step.data_movement import route_bytes
-from rlperf.sim.rl_step.demand import Demand, LengthMoments
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import (
     held_parameters,
-    padded_microbatches,
     parked_s,
     routing_skew,
     scoring_in_framework_s,
@@ -37,37 +34,7 @@ from rlperf.sim.rl_step.overheads import (
 )
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.framework import Pads
 from rlperf.specs.pool import Settings
-from rlperf.specs.rl_calibration import FrameworkCalibration
-
-
-def cut_by_budget(packing: bool, framework: FrameworkCalibration) -> bool:
-    """Whether microbatches are cut by tokens; else by a number of sequences.
-
-    Unpacked sequences are cut by tokens only where a framework sorts those of all ranks together.
-    """
-    batching = framework.training.batching
-    return batching == "all" or (packing and batching != "count")
-
-
-def scoring_by_budget(settings: Settings, framework: FrameworkCalibration) -> bool:
-    """Whether scoring is cut by tokens: as training, unless one of two sizes alone is stated of packed scoring."""
-    by_tokens, by_count = settings.scoring_token_budget is not None, settings.scoring_microbatch is not None
-    if framework.training.batching == "all" or not settings.packing or by_tokens == by_count:
-        return cut_by_budget(settings.packing, framework)
-    return by_tokens
-
-
-def most_scored_tokens(settings: Settings, framework: FrameworkCalibration, longest: int) -> int | None:
-    """Tokens of a scoring microbatch of the ``longest`` sequences; None: nothing is stated, so as in training.
-
-    A count is the tokens of as many longest sequences where the bins of all ranks are dealt out together.
-    """
-    count, budget = settings.scoring_microbatch, settings.scoring_token_budget
-    if budget is not None and scoring_by_budget(settings, framework):
-        return budget
-    return None if count is None else count * longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,177 +81,6 @@ class TrainerStage:
 
 
 @dataclass(frozen=True, eq=False)
-class Cuts:
-    """How the sequences of an rl_step are cut into microbatches.
-
-    Attributes
-    ----------
-    framework : whose rules hold
-    layout : data-parallel ranks, and sequences per microbatch where none is cut by tokens ``[layouts]``
-    parts : passes into which the rl_step's sequences are cut: optimizer updates, or 1 for scoring
-    token_budget : tokens per microbatch and replica ``[layouts]``
-    packing : whether sequences are packed
-    by_budget : whether they are cut by tokens; else by count
-    shared_prefix : whether a prompt is computed once for the members of its group that a microbatch holds
-    """
-
-    framework: FrameworkCalibration
-    layout: Layout
-    parts: int
-    token_budget: npt.ArrayLike
-    packing: bool
-    by_budget: bool
-    shared_prefix: bool = False
-
-    @property
-    def unpadded(self) -> bool:
-        """Whether sequences of a microbatch stand one behind the other."""
-        return self.packing or self.together
-
-    @property
-    def together(self) -> bool:
-        """Whether the sequences of all ranks are cut together."""
-        return self.framework.training.batching == "all"
-
-    @property
-    def even(self) -> bool:
-        """Whether the ranks' tokens are evened out within a pass; else over the whole rl_step only."""
-        balance = self.framework.training.balance
-        return {"update": True, "batch": self.parts == 1, "budget": self.by_budget, "none": False}[balance]
-
-    @property
-    def pads(self) -> Pads:
-        """To what sequences are padded; what is packed counts as padded to its microbatch, which is not at all."""
-        return "microbatch" if self.unpadded else self.framework.training.pads
-
-    def _padded_tokens(self, demand: Demand) -> FloatArray:
-        """Length of every sequence of a replicate, where all are padded alike, ``[replicates]``.
-
-        Ranks that pad to what they generated differ in it, and all wait for that with the longest.
-        """
-        limit = np.full(len(demand.tables), float(demand.batch.longest_tokens))
-        return limit if self.pads == "limit" else np.array(demand.longest_padded)
-
-    def lengths(self, demand: Demand, replicate: int) -> FloatArray:
-        """Sequences of a replicate as they are trained [tokens]."""
-        lengths = demand.lengths(replicate)
-        same = self.pads == "microbatch"
-        return lengths if same else np.full_like(lengths, self._padded_tokens(demand)[replicate])
-
-    def closed(self, demand: Demand) -> Microbatches:
-        """From the moments of the lengths ``[layouts]``; what is cut together, from those of one rl_step."""
-        moments = demand.moments
-        if self.pads != "microbatch":
-            each = self._padded_tokens(demand)
-            moments = LengthMoments(float(each.mean()), float((each**2).mean()), float(each.mean()))
-        found = Microbatches.from_moments(
-            self.layout, demand.batch.sequences / self.parts, moments.mean, moments.mean_square, moments.longest,
-            token_budget=self.token_budget if self.by_budget else None, packing=self.unpadded, balanced=self.even,
-        )  # fmt: skip
-        if self.together:
-            found = self.cut_together(found, np.array_split(demand.lengths(0), self.parts))
-        return self.finished(found, demand)
-
-    def cut_together(self, found: Microbatches, passes: list[FloatArray]) -> Microbatches:
-        """Counts and padding of what is cut together, means over the passes; ranks as uneven as they were found."""
-        shape = np.broadcast_shapes(np.shape(self.token_budget), np.shape(found.count), self.layout.shape)
-        ranks = np.broadcast_to(self.layout.data_parallel, shape)
-        pairs = np.stack([ranks.ravel(), np.broadcast_to(self.token_budget, shape).ravel()])
-        kinds, of = np.unique(pairs, axis=1, return_inverse=True)
-        cut = packed_over_ranks(passes, kinds) if self.packing else sorted_over_ranks(passes, kinds)
-        count, tokens, squares = cut[:, of.reshape(-1)].reshape(3, *shape)
-        if self.packing:
-            share = found.count / count
-            tokens, squares = found.tokens * share, found.sum_squares * share
-        return Microbatches.of(tokens, squares, np.broadcast_to(found.max_len, shape), count)
-
-    def finished(self, found: Microbatches, demand: Demand) -> Microbatches:
-        """As they run: prompts that are shared once, padded as the framework does."""
-        budget = self.token_budget if self.by_budget else None
-        kept = self.once(found, demand) if self.shared_prefix and demand.batch.group_size > 1 else found
-        return padded_microbatches(self.framework, self.layout, kept, budget)
-
-    def once(self, found: Microbatches, demand: Demand) -> Microbatches:
-        r"""The same with the prompt of a group computed once for the members that share a microbatch.
-
-        Of g members ceil(g / m) prompts are computed, m the members that a microbatch holds: prompt and m responses
-        within its budget, or its number of sequences. A response sees its prompt all the same, so that of the pairs
-        only those within the prompt go, :math:`(l_i^2 - p^2)` being left of every other member.
-        """
-        batch, (prompt, square) = demand.batch, demand.prompt_moments
-        each = np.maximum(batch.sequences / self.parts / self.layout.data_parallel, 1.0)
-        room = np.asarray(self.layout.microbatch, dtype=np.float64)
-        if self.by_budget:
-            room = (np.asarray(self.token_budget) - prompt) / max(demand.moments.mean - prompt, 1.0)
-        members = np.clip(np.floor(np.minimum(room, each)), 1.0, batch.group_size)
-        spared = 1.0 - np.ceil(batch.group_size / members) / batch.group_size
-        tokens = found.tokens * found.count - spared * prompt * each
-        squares = found.sum_squares * found.count - spared * square * each
-        count = found.count
-        if self.by_budget:
-            count = np.maximum(np.ceil(count * tokens / (found.tokens * found.count) - 1e-9), 1.0)
-        return Microbatches.of(tokens / count, squares / count, np.broadcast_to(found.max_len, tokens.shape), count)
-
-
-@dataclass(eq=False)
-class CutLengths:
-    """Microbatches from real lengths; partitions that several pools share are made once."""
-
-    _cuts: dict[tuple[object, ...], tuple[float, float, float, float]] = field(default_factory=dict)
-    _slowest: dict[tuple[object, ...], list[FloatArray]] = field(default_factory=dict)
-
-    def of(self, cuts: Cuts, demand: Demand) -> Microbatches:
-        """Events: microbatches of every pass of every replicate ``[replicates x parts]``; ``cuts`` of one layout."""
-        rows: list[tuple[float, float, float, float]] = []
-        for index, table in enumerate(demand.keys):
-            lengths = cuts.lengths(demand, index)
-            name = (table, demand.batch.sequences, cuts.parts, cuts.pads, demand.batch.longest_tokens)
-            passes = np.array_split(lengths, cuts.parts)
-            fullest = self._fullest(cuts, name, lengths, passes)
-            rows += [self._pass(cuts, (*name, k), *pair) for k, pair in enumerate(zip(passes, fullest, strict=True))]
-        columns: FloatArray = np.array(rows).T
-        return cuts.finished(Microbatches.of(*columns), demand)
-
-    def _fullest(
-        self, cuts: Cuts, name: tuple[object, ...], lengths: FloatArray, passes: list[FloatArray]
-    ) -> list[FloatArray]:
-        """Lengths of the fullest rank in every pass; which it is does not depend on the token budget.
-
-        Where microbatches are cut by count every rank has as many sequences: one more would be a microbatch more.
-        """
-        ranks = int(np.ravel(cuts.layout.data_parallel)[0])
-        key = (*name, ranks, cuts.even, cuts.by_budget)
-        if key not in self._slowest:
-            self._slowest[key] = (
-                [slowest_lengths(part, ranks, alike=not cuts.by_budget) for part in passes]
-                if cuts.even
-                else [slowest_lengths(part, ranks, balanced=False) for part in passes]
-                if cuts.framework.training.balance != "batch"
-                else slowest_slices(lengths, ranks, cuts.parts)
-            )
-        return self._slowest[key]
-
-    def _pass(
-        self, cuts: Cuts, name: tuple[object, ...], whole: FloatArray, fullest: FloatArray
-    ) -> tuple[float, float, float, float]:
-        """Tokens, sum of squares, longest and count of one pass's microbatches on its fullest rank."""
-        one, ranks = cuts.layout.take(0), int(np.ravel(cuts.layout.data_parallel)[0])
-        budget = float(np.ravel(cuts.token_budget)[0]) if cuts.by_budget else None
-        key = (*name, ranks, budget, int(one.microbatch), cuts.packing, cuts.unpadded, cuts.together, cuts.even)
-        if key not in self._cuts:
-            floor = None if budget is None else max(budget, float(whole.max()))
-            alone = one.with_(data_parallel=1)
-            made = Microbatches.from_lengths(alone, fullest, token_budget=floor, packing=cuts.unpadded)
-            if cuts.together:
-                made = cuts.cut_together(made, [whole])
-            self._cuts[key] = (
-                float(np.ravel(made.tokens)[0]), float(np.ravel(made.sum_squares)[0]),
-                float(np.ravel(made.max_len)[0]), float(np.ravel(made.count)[0]),
-            )  # fmt: skip
-        return self._cuts[key]
-
-
-@dataclass(frozen=True, eq=False)
 class UpdateWork:
     """Optimizer updates, over layouts or over replicates and their updates.
 
@@ -305,21 +101,6 @@ class ScoringWork(UpdateWork):
     """The same of scoring passes, and how many an rl_step has."""
 
     passes: int
-
-
-def trainer_cuts(
-    stack: TrainerStack, demand: Demand, layout: Layout, settings: Settings, budget: npt.ArrayLike
-) -> tuple[Cuts, Cuts]:
-    """How an optimizer update and a scoring pass are cut into microbatches."""
-    framework, packing, prefix = stack.framework, settings.packing, settings.shared_prefix
-    scored = np.asarray(most_scored_tokens(settings, framework, demand.batch.longest_tokens) or budget)
-    by_count = layout
-    if settings.scoring_microbatch is not None:
-        by_count = replace(layout, microbatch=np.full_like(layout.microbatch, settings.scoring_microbatch))
-    return (
-        Cuts(framework, layout, demand.batch.updates, budget, packing, cut_by_budget(packing, framework), prefix),
-        Cuts(framework, by_count, 1, scored, packing, scoring_by_budget(settings, framework), prefix),
-    )
 
 
 def updated(

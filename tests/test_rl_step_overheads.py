@@ -147,13 +147,14 @@ def test_gradients_that_no_product_adds_are_read_and_written_once_a_microbatch()
 
 def test_the_loss_moves_what_its_source_says() -> None:
     """Of a small model with a large vocabulary the loss of an RL framework is a good part of a scoring pass."""
-    backend, own = load_trainer("megatron"), MEGATRON.training.loss
+    backend, verl = load_trainer("megatron"), load_framework_calibration("verl_megatron")
+    own = verl.training.loss
     assert own is not None
-    timing = trainer_in_framework(backend, MEGATRON).timing
+    timing = trainer_in_framework(backend, verl).timing
     assert (timing.cross_entropy_bytes, timing.scoring_bytes) == (own.update, own.scoring)
     assert timing.cross_entropy_bytes > backend.timing.cross_entropy_bytes
     small, hardware, layout = load_architecture("Qwen2.5-0.5B"), load_hardware("h100_sxm"), Layout.of(data_parallel=8)
-    moved = {"fused": backend, "framework": trainer_in_framework(backend, MEGATRON)}
+    moved = {"fused": backend, "framework": trainer_in_framework(backend, verl)}
     seconds = {name: scoring_pass(small, hardware, one, layout, BATCH).forward_s for name, one in moved.items()}
     logits = float(BATCH.tokens * BATCH.count) * small.vocab
     wanted = logits * (own.scoring - 0.5 * backend.timing.cross_entropy_bytes) / hardware.device.memory_bandwidth

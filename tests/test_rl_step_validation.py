@@ -341,7 +341,7 @@ def test_unpacked_batches_of_skyrl_pad_by_the_trainer(backend: str) -> None:
     own = {"backend": backend}
     packed, padded = (rlperf.predict_job(_skyrl(packing=each, **own)).stages_s for each in (True, False))
     if backend == "fsdp2":
-        assert padded.training > 1.5 * packed.training
+        assert padded.training > 1.4 * packed.training  # ranks in step wait for the longest of packed ones, too
     else:
         assert padded.training == pytest.approx(packed.training, rel=0.02)
 

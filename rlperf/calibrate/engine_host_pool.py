@@ -24,7 +24,6 @@ import numpy as np
 from rlperf.calibrate.rl_framework import with_constants
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import StepRow
-from rlperf.calibrate.rl_step_software import Software
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import Z95
 from rlperf.specs.engine_host import EngineHost
@@ -87,7 +86,7 @@ def _overhead(value: float, spread: float, rows: Sequence[StepRow], without: str
 
 def _residuals(rows: Sequence[StepRow]) -> tuple[Callable[[FloatArray], FloatArray], int]:
     """Errors over their deviations, from unit normal deviations ``[frameworks + 1, 2]``, and how many frameworks."""
-    stacks = [_stack(row.software) for row in rows]
+    stacks = [stack_of_row(row) for row in rows]
     names, group = np.unique(stacks, return_inverse=True)
     keys = [row.configuration for row in rows]
     weight = np.array([keys.count(key) ** -0.5 for key in keys]) / NOISE
@@ -114,6 +113,6 @@ def _rollout_s(row: StepRow, host: Sequence[float]) -> float:
     return predict_step(row, framework=with_constants(own, dict(zip(HOST, host, strict=True)))).stage_s("rollout_s")
 
 
-def _stack(software: Software) -> str:
+def stack_of_row(row: StepRow) -> str:
     """A framework of one's own, also where another's calibration stands in."""
-    return software.facts or load_framework_calibration(software.framework).framework
+    return row.software.facts or framework_of(row)

@@ -28,6 +28,7 @@ from rlperf.calibrate.validate_rl_step import NEEDED, predictions_of
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.specs.engine_host import load_engine_hosts
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
+from rlperf.specs.trainer_pace import load_trainer_paces
 from rlperf.told import Tell, quiet
 
 RELATIVES: Mapping[str, str] = {
@@ -101,7 +102,8 @@ def _forgotten(rows: Sequence[StepRow], members: Sequence[StepRow], by: str) -> 
 def stranger(own: FrameworkCalibration) -> FrameworkCalibration:
     """The framework with the measured overheads of its relative, but for those that the relative has from it.
 
-    Host terms of its engine are those pooled over the others' rollouts, and its own intervals are forgotten, too.
+    Host terms of its engine and the pace of its trainer are those pooled over the others' rows, and its own intervals
+    are forgotten, too.
     """
     relative = load_framework_calibration(RELATIVES[own.id])
     host = load_engine_hosts().of_stranger(own.framework)
@@ -115,7 +117,8 @@ def stranger(own: FrameworkCalibration) -> FrameworkCalibration:
             if name not in HOST
         },
     )
-    return lent.model_copy(update={name: getattr(host, name) for name in HOST}).as_stranger()
+    pace = load_trainer_paces().of_stranger(own.framework, own.trainers[0])
+    return lent.model_copy(update={"pace": pace, **{name: getattr(host, name) for name in HOST}}).as_stranger()
 
 
 def believed(name: str, without: str) -> float:

@@ -23,6 +23,7 @@ from rlperf.specs.overhead import Overhead, Provenance, Rate, ServedAdapters, Tr
 from rlperf.specs.profiles import search_path, stamp
 from rlperf.specs.reader import is_file, read_spec
 from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
+from rlperf.specs.trainer_pace import TrainerPace, load_trainer_paces
 from rlperf.units import BytesPerSecond, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
 
 Transport = Literal[
@@ -101,6 +102,8 @@ class FrameworkCalibration(Frozen):
         None: they are merged, and the engine knows nothing of them
     training : what it adds to the trainer backend
     factors : what a log of one's own cluster says of its stages, beside the constants
+    pace : of its trainer backend under frameworks that nobody fitted, which its own constants know nothing of; set by
+        `running`, and None where they do
     capture, start_up : CUDA graph capture per engine start; processes, weights and compilation per run
     """
 
@@ -132,6 +135,7 @@ class FrameworkCalibration(Frozen):
     step_spread: Provenance = Field(description="measured over predicted rl_step on rows left out")
     stage_spread: StageSpread
     factors: StageFactors = StageFactors()
+    pace: TrainerPace | None = None
     rerun_spread: float = Field(0.08, ge=0.0, description="standard deviation of ln(time) between runs of one setup")
     releases: tuple[str, ...] = Field((), description="that rl_steps were measured of, first to last; empty: none")
     release_spread: NonNegativeFloat = Field(0.0, description="standard deviation of ln(time) between two releases")
@@ -218,9 +222,15 @@ class FrameworkCalibration(Frozen):
         return self.as_stranger().model_copy(update={**titled, "calibrated_on": ()})
 
     def running(self, framework: str, trainer: str, version: str) -> FrameworkCalibration:
-        """With what a framework's facts say of this trainer in a release; what they leave open stays as it is."""
-        said = trainer_facts(framework, trainer, version)
-        return self.model_copy(update={"training": self.training.model_copy(update=said)})
+        """With what a framework's facts say of this trainer in a release; what they leave open stays as it is.
+
+        >>> [load_framework_calibration(name).pace is None for name in ("nemo_rl_megatron", "slime")]
+        [True, False]
+        """
+        said, pace = trainer_facts(framework, trainer, version), self.pace
+        if (pace is None and not self.calibrated_on) or (pace is not None and pace.trainer != trainer):
+            pace = load_trainer_paces().of_stranger(pace.without if pace else "", trainer)
+        return self.model_copy(update={"training": self.training.model_copy(update=said), "pace": pace})
 
     def as_stranger(self) -> FrameworkCalibration:
         """With the intervals of frameworks that nobody fitted: those of a fitted one hold for itself alone."""

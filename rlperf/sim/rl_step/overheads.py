@@ -97,12 +97,14 @@ def training_in_framework_s(
     .. math:: g \left(t + c_u + (m + p - 1)\, \ell_{moe} / p\, (3 + f)\, h\right)
 
     t ``backend_s``, seconds of `training_update` (its ``skew`` from `routing_skew`); g the stage's factor
-    (`StageFactors`), c_u the framework's seconds per update; m microbatches, p stages, l_moe MoE layers, f = 1 under
-    full recompute, h the framework's seconds per MoE layer and forward.
+    (`StageFactors`), of a framework that nobody fitted times its backend's pace (`TrainerPace`), c_u the framework's
+    seconds per update; m microbatches, p stages, l_moe MoE layers, f = 1 under full recompute, h the framework's
+    seconds per MoE layer and forward.
     """
     full = (layout.activation_recompute == RECOMPUTE.index("full")).astype(np.float64)
     own = framework.training.update.value + (3.0 + full) * _moe_s(framework, architecture, layout, batch)
-    return np.asarray(framework.factors.training * (np.asarray(backend_s, np.float64) + own), np.float64)
+    factor = framework.factors.training * (framework.pace.training.value if framework.pace else 1.0)
+    return np.asarray(factor * (np.asarray(backend_s, np.float64) + own), np.float64)
 
 
 def scoring_in_framework_s(
@@ -121,7 +123,8 @@ def scoring_in_framework_s(
     """
     own = framework.training.scoring_pass.value + _moe_s(framework, architecture, layout, batch)
     own = own + np.asarray(reference, np.float64) * reference_swap_s(framework, architecture, layout)
-    return np.asarray(framework.factors.scoring * (np.asarray(backend_s, np.float64) + own), np.float64)
+    factor = framework.factors.scoring * (framework.pace.scoring.value if framework.pace else 1.0)
+    return np.asarray(factor * (np.asarray(backend_s, np.float64) + own), np.float64)
 
 
 def shared_prefix_s(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,8 @@ def ask(
     if problems:
         raise SpecError(dict.fromkeys(problems))
     assert context is not None and facts is not None
-    return Question(context, facts)
+    restate = partial(as_framework_runs, facts=facts, folder=folder)
+    return Question(replace(context, restate=restate), facts)
 
 
 def facts_of(job: Job) -> FrameworkFacts:

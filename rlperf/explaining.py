@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlperf.api import Jobs, ask, facts_of, job_of
+from rlperf.api import Jobs, ask, job_of
 from rlperf.calibrate.engine_trace import read_engine_traces
 from rlperf.diagnose.explain import Explanation, explain_graph
 from rlperf.diagnose.graph import PerformanceGraph
@@ -22,7 +22,6 @@ from rlperf.files import listed
 from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
-from rlperf.plan.question.context import resolve
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
@@ -70,7 +69,7 @@ def explain(
     SpecError : files that are missing or say nothing, numbers of devices that do not fit
     """
     if isinstance(source, Plan):
-        steps, notes = steps_of_plan(source)
+        steps, notes = steps_of_plan(source, ask(source.job).context)
         return Explained(explain_prediction(steps, floor=floor, notes=notes))
     if isinstance(source, Job | Mapping):
         return _of_job(source if isinstance(source, Job) else job_of(source, {}), None, scale, floor, task)
@@ -85,7 +84,7 @@ def explain(
         folder = folder_of(paths[0])
         if plan is None or scale:
             return _of_job(paths[0], folder, scale, floor, task)
-        steps, notes = steps_of_plan(plan, folder)
+        steps, notes = steps_of_plan(plan, ask(plan.job, folder=folder).context)
         return Explained(explain_prediction(steps, floor=floor, notes=notes))
     return _of_files(paths, tuple(scale), floor, token_s)
 
@@ -98,7 +97,7 @@ def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: f
     if len(scale) < 2:
         raise SpecError("--scale needs at least two numbers of devices")
     jobs = [scaled_job(question.job, question.context.cluster, devices) for devices in sorted(scale)]
-    predicted = [steps_of_job(resolve(each, folder=folder), facts_of(each)) for each in jobs]
+    predicted = [steps_of_job(*ask(each, folder=folder).pair) for each in jobs]
     return _at_scales(predicted, floor)
 
 

@@ -130,12 +130,12 @@ def test_a_plan_is_explained_like_its_job(colocated: tuple[Question, Path], step
         job=asked.job, status="optimal", objective=1.0, bound=1.0, mip_gap=0.0, candidates=1, rejected={},
         screen_regret=0.0, phases=(phase,),
     )  # fmt: skip
-    found, notes = steps_of_plan(plan)
+    found, notes = steps_of_plan(plan, ask(plan.job).context)
     assert notes == ()
     assert found.graph().rl_step_s() == pytest.approx(steps.graph().rl_step_s(), rel=1e-12)
     wrong = phase.model_copy(update={"settings": settings.model_copy(update={"group_size": 3})})
     with pytest.raises(SpecError, match="none that its job allows"):
-        steps_of_plan(plan.model_copy(update={"phases": (wrong,)}))
+        steps_of_plan(plan.model_copy(update={"phases": (wrong,)}), ask(plan.job).context)
 
 
 def test_a_job_at_another_scale(colocated: tuple[Question, Path]) -> None:

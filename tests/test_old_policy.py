@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from rlperf.api import ask
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.keytable import key_table
@@ -14,6 +15,8 @@ from rlperf.frameworks.old_policy import usual
 from rlperf.frameworks.readback import read_back
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run
+from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job
 from tests.framework_samples import sample_run, with_values
 
@@ -65,3 +68,27 @@ def test_pools_of_their_own_go_without_it_in_the_files_of_verl() -> None:
 def test_slime_scores_where_a_batch_has_several_updates() -> None:
     assert usual("slime", "colocated", "megatron", 2)
     assert not usual("slime", "colocated", "megatron", 1)
+
+
+TWO = {"rlinf": ("colocated", "streaming"), "skyrl": ("colocated", "async")}
+"""Frameworks that state in one mode what they cannot in another: how microbatches are cut, the old policy."""
+
+
+@pytest.mark.parametrize("framework", TWO)
+def test_modes_that_are_open_together_are_each_judged_as_alone(framework: str) -> None:
+    job = Job.model_validate({
+        "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "framework": framework,
+        "modes": TWO[framework], "limits": {"staleness": 1},
+        "pools": [{"role": "rollout", "layout": {"tensor_parallel": 1}, "settings": {"max_running": 64}}],
+        "tasks": [{"name": "t", "workload": "math", "prompts_per_step": 32, "group_size": 4, "mini_batch": 32,
+                   "max_prompt_tokens": 1024, "max_response_tokens": 512}],
+    })  # fmt: skip
+    both = ask(job).context
+    task = both.tasks[0]
+    demand, judge = task.source.demand(task.batches[0], None, 0), Judge(both, task)
+    every = screen(both, task, (demand,)).configurations
+    for mode in job.modes:
+        alone = ask(job.model_copy(update={"modes": (mode,)})).context
+        found = screen(alone, task, (demand,), keep=1).configurations[0]
+        assert found in every
+        assert judge.evaluate(demand, found).rl_step_s == Judge(alone, task).evaluate(demand, found).rl_step_s

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.predict import evaluate_job
-from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
@@ -24,10 +22,9 @@ def steps_of_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
     return PredictedSteps.of(evaluation), (*_waits(evaluation), *(f"filled in: {text}" for text in filled))
 
 
-def steps_of_plan(plan: Plan, folder: Path | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
-    """Predicted rl_steps of the phase of a plan that takes the most time."""
+def steps_of_plan(plan: Plan, context: Context) -> tuple[PredictedSteps, tuple[str, ...]]:
+    """Predicted rl_steps of the phase of a plan that takes the most time; ``context``: of its job."""
     phase = max(plan.phases, key=lambda p: p.predicted.rl_step_s * (p.rl_steps[1] - p.rl_steps[0] + 1))
-    context = resolve(plan.job, folder=folder)
     task = next((t for t in context.tasks if t.task.name in phase.tasks), context.tasks[0])
     settings = phase.settings
     wanted = (settings.prompts_per_step, settings.group_size, settings.mini_batch, settings.max_response_tokens)

@@ -119,7 +119,7 @@ COUNTS = (1, 2, 4, 8, 16)
 def _counting_apart(job: Job, facts: FrameworkFacts) -> Job:
     """The job with microbatches counted where its trainers have devices of their own and files then state no tokens.
 
-    What the job states of its microbatches stays; of modes of both kinds each is planned with a budget.
+    What the job states of its microbatches stays; of modes of both kinds each asks alone (`Context.of`).
     """
     trainer = job.pool("trainer")
     apart = facts.counts_apart and not any(MODES[mode].shares_devices for mode in job.modes)

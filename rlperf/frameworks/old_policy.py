@@ -16,7 +16,9 @@ from rlperf.specs.trainer_calibration import load_trainer
 
 
 def in_its_files(facts: FrameworkFacts, modes: Sequence[Mode]) -> bool | None:
-    """What exported files say where a job says nothing; None: the framework's own rule, or modes that differ."""
+    """What exported files say where a job says nothing; None: the framework's own rule, or modes that differ,
+    each of which asks alone (`Context.of`).
+    """
     stated = {facts.old_policy.get(mode, facts.old_policy.get("all")) for mode in modes}
     return stated.pop() if len(stated) == 1 else None
 

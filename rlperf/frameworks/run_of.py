@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.hub import architecture_at
-from rlperf.frameworks.old_policy import ruled, usual
+from rlperf.frameworks.old_policy import usual
 from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, ScorerRun, TrainerRun, Value
 from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.context import with_trainers
@@ -51,10 +51,9 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         critic_devices=apart,
         scorers=tuple(_scorer(one, job, _architecture_of(phase, job)) for one in phase.scorers),
     )
-    # where modes differ in it, nothing is stated and all are predicted by the framework's rule
     scored = job.old_policy
-    if scored is None:
-        scored = ruled(job.framework, trainer.settings.backend, run.batch.updates, folder)
+    if scored is None:  # modes differ in it
+        scored = usual(job.framework, phase.mode, trainer.settings.backend, run.batch.updates, folder)
     return replace(run, old_policy=scored)
 
 

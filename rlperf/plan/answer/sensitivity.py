@@ -107,5 +107,7 @@ def _inputs_s(context: Context, decision: Decision, evaluation: Evaluation) -> l
     rollout, trainer = np.repeat(np.array([*INPUTS.values()]), count, axis=0).T
     factor = {"rollout": rollout, "scoring": trainer, "training": trainer}
     rows = np.tile(np.arange(count), len(INPUTS))
-    seconds = scaled_seconds(context.site, decision.task.architecture, evaluation, factor, rows)
+    seconds = scaled_seconds(
+        context.of(evaluation.configuration.mode).site, decision.task.architecture, evaluation, factor, rows
+    )
     return [float(each.mean()) for each in seconds.rl_step_s.reshape(len(INPUTS), count)]

@@ -157,7 +157,7 @@ class Judge:
 
     def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
         """Stages and rl_step of every replicate of ``demand``."""
-        site, index = self.context.site, self._backend(configuration)
+        site, index = self._site(configuration), self._backend(configuration)
         memory, replicas = self._replicas(demand, configuration, index)
         pool = configuration.pool("rollout")
         leaving = 2.0 * float(memory.weight_bytes[0]) / site.rollout_hardware.device.host_bandwidth
@@ -226,6 +226,10 @@ class Judge:
         lent = configuration.pool("trainer").devices // each if settings.borrows else 0
         return memory, Replicas(cost, limits, count, each, options, apart, lent)
 
+    def _site(self, configuration: Configuration) -> Site:
+        """Where a configuration runs, and with what: as files say it in its mode."""
+        return self.context.of(configuration.mode).site
+
     def _backend(self, configuration: Configuration) -> int:
         """Index of the trainer that a configuration names."""
         name = configuration.pool("trainer").settings.backend
@@ -239,7 +243,7 @@ class Judge:
         self, demand: Demand, configuration: Configuration, index: int
     ) -> tuple[TrainerStage, UpdateWork, ScoringWork, TrainerBytes, TrainerBytes | None]:
         """The trainer's stage in every replicate, an update by part, and its memory; a critic's on its own devices."""
-        pool, site = configuration.pool("trainer"), self.context.site
+        pool, site = configuration.pool("trainer"), self._site(configuration)
         training, updated = self._training(demand, pool, index, site)
         scoring, scored = self._scoring(demand, pool, index, site)
         held = self._bytes(demand, pool, index, site)
@@ -286,7 +290,7 @@ class Judge:
     def _scoring(self, demand: Demand, pool: PoolPlan, index: int, site: Site) -> tuple[FloatArray, ScoringWork]:
         """Scoring of one pool in every replicate [s], and one pass by part."""
         return self._scored.get(
-            (demand, site.roles, index, pool.layout, pool.settings.model_copy(update=_STAGES)),
+            (demand, site.roles, site.old_policy, index, pool.layout, pool.settings.model_copy(update=_STAGES)),
             lambda: simulated_scoring(
                 site, site.trainers[index], self.task.architecture, demand, Layout.of_values(pool.layout),
                 pool.settings.filled(), pool.settings.token_budget, self._lengths,
@@ -296,7 +300,7 @@ class Judge:
     def _bytes(self, demand: Demand, pool: PoolPlan, index: int, site: Site) -> TrainerBytes:
         """Memory of one pool."""
         return self._held.get(
-            (demand, site.roles, index, pool.layout, pool.settings),
+            (demand, site.roles, site.old_policy, index, pool.layout, pool.settings),
             lambda: trainer_bytes(
                 site, site.trainers[index], self.task.architecture, demand, Layout.of_values(pool.layout),
                 pool.settings.filled(), np.array([pool.settings.token_budget or 0]),
@@ -337,13 +341,14 @@ class Judge:
 
     def _pools(self, configuration: Configuration) -> list[tuple[PoolPlan, Site]]:
         """The pools that score and train, and the site of each."""
-        site, found = self.context.site, [(configuration.pool("trainer"), self.context.site)]
+        site = self._site(configuration)
+        found = [(configuration.pool("trainer"), site)]
         return [*found, (configuration.pool("critic"), site.critic)] if site.critic_apart else found
 
     def staged(self, evaluation: Evaluation) -> Configuration | None:
         """The same configuration with its best first and last pipeline stage stated, where that is worth it."""
         made = evaluation.configuration, evaluation.microbatches, evaluation.demand
-        better = staged(self.context, self.task.architecture, *made)
+        better = staged(self.context.of(evaluation.configuration.mode), self.task.architecture, *made)
         return None if better is None or self.peak(evaluation, better) > self.room(evaluation) else better
 
     def room(self, evaluation: Evaluation) -> float:

@@ -148,7 +148,7 @@ def scaled_steps(
 ) -> FloatArray:
     """rl_steps of replicates ``rows`` of an evaluation with its stages scaled [s] ``[draws]``."""
     configuration = evaluation.configuration
-    scaled = scaled_seconds(context.site, task.architecture, evaluation, factor, rows)
+    scaled = scaled_seconds(context.of(configuration.mode).site, task.architecture, evaluation, factor, rows)
     # the sync stands in the rl_step where nothing overlaps it; elsewhere its factor is left out
     more = 0.0 if MODES[configuration.mode].overlaps else (factor["weight_sync"] - 1.0) * scaled.weight_sync_s
     return np.asarray(scaled.rl_step_s + more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +14,7 @@ from rlperf.plan.question.demand import LengthSource, batches, shared_out
 from rlperf.plan.question.drafting import check_drafts, trained_draft
 from rlperf.plan.question.mixture import mixed
 from rlperf.plan.question.techniques import LENT_HINT, check_length, check_techniques, untold_lending
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.overheads import trainer_in_framework
 from rlperf.sim.rl_step.site import Site, TrainerStack
@@ -22,7 +23,7 @@ from rlperf.specs.cluster import Cluster
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task
-from rlperf.specs.modes import MODES
+from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, is_there, read_document, validate
@@ -87,6 +88,23 @@ class Context:
     scorers: tuple[ScorerContext, ...] = ()
     scores_prompts: bool = False
     """Whether the engine returns a log-probability of every prompt token."""
+    restate: Callable[[Job], Job] | None = None
+    """What files of the framework make of a job; None: they are asked nothing."""
+    _in_modes: Remembered[Context] = field(default_factory=Remembered, init=False)
+
+    def of(self, mode: Mode) -> Context:
+        """The job as files say it in one of its modes: where several are open, one may state what another cannot."""
+        return self._in_modes.get((mode,), lambda: self._restated(mode))
+
+    def _restated(self, mode: Mode) -> Context:
+        if self.restate is None:
+            return self
+        alone = self.restate(self.job.model_copy(update={"modes": (mode,)}))
+        job = alone.model_copy(update={"modes": self.job.modes})
+        if job == self.job:
+            return self
+        trainers = (replace(t, framework=counting(t.framework, job.pool("trainer"))) for t in self.trainers)
+        return replace(self, job=job, trainers=tuple(trainers), restate=None)
 
     @cached_property
     def engine(self) -> EngineCalibration:

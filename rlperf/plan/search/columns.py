@@ -26,7 +26,7 @@ from rlperf.sim.rl_step.engine import Tabulated
 from rlperf.sim.rl_step.rollout_counted import Counted
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.modes import MODES
+from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import Role
 
 UNREAD = {"price", "objective", "modes", "name", "horizon", "run", "tasks", "sharing", "limits", "pools"}
@@ -68,6 +68,7 @@ class Columns:
     forgiven: int = 0
     store: ColumnStore = field(default_factory=ColumnStore)
     repeated: bool = False
+    _in_modes: Remembered[Columns] = field(default_factory=Remembered, init=False)
 
     def variants(self) -> list[Columns]:
         """One per open precision and prefix caching of the engine; the trainer's columns are the same for all."""
@@ -85,10 +86,16 @@ class Columns:
 
     def of(self, demand: Demand, split: Split) -> SplitColumns:
         """Columns of both pools under one split."""
+        own = self._in(split.mode)
         return SplitColumns(
-            self.context, self.task.architecture, self.facts, demand, split, self.rollout(demand, split),
-            self.trainer(demand, split), self.forgiven, self.scorers(demand, split),
+            own.context, self.task.architecture, self.facts, demand, split, own.rollout(demand, split),
+            own.trainer(demand, split), self.forgiven, own.scorers(demand, split),
         )  # fmt: skip
+
+    def _in(self, mode: Mode) -> Columns:
+        """Those of the job as files say it in a mode."""
+        context = self.context.of(mode)
+        return self if context is self.context else self._in_modes.get((mode,), lambda: replace(self, context=context))
 
     def scorers(self, demand: Demand, split: Split) -> tuple[ScorerColumn | None, ...]:
         """The engine of every scorer under a split."""
@@ -142,7 +149,7 @@ class Columns:
     def trainer_left(self, source: SplitColumns) -> IntArray:
         """Trainer columns of a split that are left after pruning: the same for all modes with pools of their own."""
         split = source.split
-        key = self._trainer_key(source.demand, MODES[split.mode].shares_devices)
+        key = self._in(split.mode)._trainer_key(source.demand, MODES[split.mode].shares_devices)
         asked = (split.trains, self.forgiven, 0 in split.scorers, self.context.borrows)
         return self.store.fronts.get((*key, *asked), source.trainer_left)
 

@@ -19,6 +19,8 @@ from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.specs.trainer_pace import load_trainer_paces
 
+DAY = "2026-11-27"
+
 
 def told(errors: dict[str, list[float]]) -> list[Residual]:
     """Rows of several frameworks, one configuration each."""
@@ -32,20 +34,23 @@ def told(errors: dict[str, list[float]]) -> list[Residual]:
 def test_a_pool_of_many_frameworks_finds_what_they_share() -> None:
     random = np.random.default_rng(3)
     rows = told({f"f{k}": list(0.3 + random.normal(0.0, 0.05, 3)) for k in range(30)})
-    assert fit_pace(rows, "training").value == pytest.approx(np.exp(0.3), rel=0.05)
-    assert fit_pace(told({"one": [0.3]}), "training").value == pytest.approx(np.exp(0.1), rel=0.05)  # drawn to none
+    assert fit_pace(rows, "training", DAY).value == pytest.approx(np.exp(0.3), rel=0.05)
+    assert fit_pace(told({"one": [0.3]}), "training", DAY).value == pytest.approx(
+        np.exp(0.1), rel=0.05
+    )  # drawn to none
 
 
 def test_one_row_far_off_tells_no_more_than_its_share() -> None:
     rows = told({"a": [0.2, 0.2, 0.2], "b": [0.2], "c": [0.2]})
     far = told({"a": [0.2, 0.2, 0.2, 2.0], "b": [0.2], "c": [0.2]})
-    assert fit_pace(far, "training").value < 1.1 * fit_pace(rows, "training").value
+    assert fit_pace(far, "training", DAY).value < 1.1 * fit_pace(rows, "training", DAY).value
 
 
 def test_a_framework_left_out_says_nothing() -> None:
     rows = told({"a": [0.9, 0.9], "b": [0.1], "c": [0.1]})
-    assert fit_pace(rows, "scoring", "a") == fit_pace(rows[2:], "scoring")
-    assert fit_pace(rows, "scoring").value > fit_pace(rows, "scoring", "a").value
+    assert fit_pace(rows, "scoring", DAY, "a").value == fit_pace(rows[2:], "scoring", DAY).value
+    assert fit_pace(rows, "scoring", DAY, "a").provenance.rows == ("b_0", "c_0")
+    assert fit_pace(rows, "scoring", DAY).value > fit_pace(rows, "scoring", DAY, "a").value
 
 
 def test_who_was_fitted_has_no_pace_and_a_stranger_that_of_the_others() -> None:
@@ -78,7 +83,7 @@ def test_a_pace_multiplies_its_stage() -> None:
 def test_the_shipped_paces_are_what_their_rows_give(measured_data: Path) -> None:
     rows = [row for row in read_all(StepRow, read_table(measured_data / "measured" / "rl_step.csv"))[0] if row.measured]
     for trainer in ("megatron", "fsdp2"):
-        for found in fit_paces(rows, trainer):
+        for found in fit_paces(rows, trainer, DAY):
             shipped = load_trainer_paces().of_stranger(found.without, trainer)
             assert shipped is not None
             assert shipped.without == found.without

@@ -27,6 +27,7 @@ from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import Z95
+from rlperf.specs.overhead import Provenance
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
 from rlperf.specs.trainer_pace import Pace, TrainerPace
 
@@ -65,12 +66,13 @@ def residuals(rows: Sequence[StepRow], trainer: str, stage: str) -> list[Residua
 
 def unfitted(row: StepRow) -> FrameworkCalibration:
     """The row's framework with overheads of one that nobody fitted, and no pace."""
-    own, none = load_framework_calibration(row.framework), Pace(value=1.0, low=1.0, high=1.0, n=0)
+    own = load_framework_calibration(row.framework)
+    none = Pace(value=1.0, provenance=Provenance(source="none", date=""))
     pace = TrainerPace(trainer=row.trainer, training=none, scoring=none)
     return (stranger(own) if own.calibrated_on else own).model_copy(update={"pace": pace})
 
 
-def fit_pace(told: Sequence[Residual], stage: str, without: str = "") -> Pace:
+def fit_pace(told: Sequence[Residual], stage: str, date: str, without: str = "") -> Pace:
     """The pace of a framework that is none of the rows'; those that ``without``'s calibrations predict left out."""
     from scipy.optimize import least_squares
 
@@ -84,20 +86,26 @@ def fit_pace(told: Sequence[Residual], stage: str, without: str = "") -> Pace:
         mean = flat[0] * UNSURE + flat[1:][group] * BETWEEN[stage]
         return np.concatenate([(mean - errors) * weight, flat])
 
+    # soft L1: beyond two standard deviations a row counts linearly
     found = least_squares(off, np.zeros(len(names) + 1), loss="soft_l1", f_scale=2.0)
     slopes = np.asarray(found.jac)
     spread = np.hypot(np.sqrt(np.linalg.inv(slopes.T @ slopes)[0, 0]) * UNSURE, BETWEEN[stage])
-    low, value, high = (float(np.exp(found.x[0] * UNSURE + sign * Z95 * spread)) for sign in (-1.0, 0.0, 1.0))
-    return Pace(value=round(value, 3), low=round(low, 3), high=round(high, 3), n=len(kept))
+    low, high = (float(f"{np.exp(sign * Z95 * spread):.2g}") for sign in (-1.0, 1.0))
+    left = f", those of {without} left out" if without else ""
+    where = Provenance(
+        source=f"pooled over stages of several frameworks{left} (rlperf.calibrate.trainer_pace_pool)",
+        date=date, n=len(kept), rows=tuple(one.row_id for one in kept), low=low, high=high, assumed=True,
+    )  # fmt: skip
+    return Pace(value=round(float(np.exp(found.x[0] * UNSURE)), 3), provenance=where)
 
 
-def fit_paces(rows: Sequence[StepRow], trainer: str) -> list[TrainerPace]:
+def fit_paces(rows: Sequence[StepRow], trainer: str, date: str) -> list[TrainerPace]:
     """The pool of all rows, and without each framework that has some."""
     told = {stage: residuals(rows, trainer, stage) for stage in STAGES}
     names = ("", *sorted({one.calibration for each in told.values() for one in each}))
     return [
         TrainerPace(
-            trainer=trainer, without=name, **{stage: fit_pace(told[stage], stage, name) for stage in STAGES}
+            trainer=trainer, without=name, **{stage: fit_pace(told[stage], stage, date, name) for stage in STAGES}
         )
         for name in names
     ]  # fmt: skip

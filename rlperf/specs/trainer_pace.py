@@ -5,21 +5,17 @@ from __future__ import annotations
 from functools import cache
 
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.overhead import Provenance
 from rlperf.specs.profiles import profile_root
 from rlperf.specs.reader import read_spec
-from rlperf.units import NonNegativeInt, PositiveFloat
+from rlperf.units import PositiveFloat
 
 
 class Pace(Frozen):
-    """Measured over predicted seconds of a stage, pooled over frameworks; 5th and 95th percentile for another one [1].
-
-    ``n``: measured stages behind it
-    """
+    """Measured over predicted seconds of a stage, pooled over frameworks [1], and where it is from."""
 
     value: PositiveFloat
-    low: PositiveFloat
-    high: PositiveFloat
-    n: NonNegativeInt
+    provenance: Provenance
 
 
 class TrainerPace(Frozen):
@@ -41,8 +37,6 @@ class TrainerPace(Frozen):
 class TrainerPaces(Frozen):
     """The pools of every backend that enough frameworks tell of."""
 
-    source: str
-    date: str
     pools: tuple[TrainerPace, ...]
 
     def of_stranger(self, framework: str, trainer: str) -> TrainerPace | None:

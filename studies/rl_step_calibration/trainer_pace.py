@@ -31,15 +31,16 @@ def text_of(pools: Sequence[TrainerPace]) -> str:
     lines = [
         "# Training and scoring over what a trainer backend's own seconds say, for a framework that nobody fitted:",
         "# written by studies/rl_step_calibration/trainer_pace.py --write",
-        'source: "measured/rl_step.csv, stages of several frameworks (rlperf.calibrate.trainer_pace_pool)"',
-        f"date: {datetime.date.today().isoformat()}",
         "pools:",
     ]
     for pool in pools:
         lines.append(f'  - trainer: {pool.trainer}\n    without: "{pool.without}"')
         for stage in STAGES:
             one: Pace = getattr(pool, stage)
-            lines.append(f"    {stage}: {{value: {one.value}, low: {one.low}, high: {one.high}, n: {one.n}}}")
+            of = one.provenance
+            where = f'source: "{of.source}", date: {of.date}, n: {of.n}, rows: [{", ".join(of.rows)}]'
+            spread = f"low: {of.low:g}, high: {of.high:g}, assumed: true"
+            lines.append(f"    {stage}: {{value: {one.value}, provenance: {{{where}, {spread}}}}}")
     return "\n".join(lines) + "\n"
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     rows = [row for row in read_all(StepRow, read_table(DATA))[0] if row.measured]
-    pools = [pool for trainer in TRAINERS for pool in fit_paces(rows, trainer)]
+    pools = [pool for trainer in TRAINERS for pool in fit_paces(rows, trainer, datetime.date.today().isoformat())]
     for pool in pools:
         shipped = load_trainer_paces().of_stranger(pool.without, pool.trainer)
         values = (

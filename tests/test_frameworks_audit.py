@@ -148,6 +148,8 @@ PLANTED = [
               A + "fsdp_config.optimizer_offload": False}, R + "gpu_memory_utilization", "out_of_memory"),
     ("verl", {R + "gpu_memory_utilization": 0.22, R + "tensor_model_parallel_size": 1},
      R + "gpu_memory_utilization", "kv_starvation"),
+    ("verl", {A + "fsdp_config.use_no_sync_for_gradient_accumulation": True},
+     A + "fsdp_config.use_no_sync_for_gradient_accumulation", "unsharded_gradients"),
     ("verl", {R + "enforce_eager": True}, R + "enforce_eager", "eager"),
     ("verl", {R + "max_model_len": "absent"}, R + "max_model_len", "max_model_len"),
     ("verl", {R + "n": "eight"}, R + "n", "illegal_value"),

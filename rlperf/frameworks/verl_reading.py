@@ -113,6 +113,10 @@ def has_reference(flat: Flat) -> bool:
     return bool(flat.get(A + "use_kl_loss")) or bool(flat.get("algorithm.use_kl_in_reward"))
 
 
+NO_SYNC = "use_no_sync_for_gradient_accumulation"
+FSDP = ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")
+
+
 @dataclass(frozen=True)
 class VerlFacts:
     """What rules ask of an imported configuration: pools and weight sync, the rollout's mode and memory; samples of a
@@ -134,6 +138,8 @@ class VerlFacts:
     reference_budget: int | None = None
     """Of the scoring passes: whether a count of samples is stated, for the old policy and for the reference, and the
     tokens of a replica's microbatch of the reference where it is cut by them."""
+    unsharded_gradients: bool = False
+    """Whether gradients of several microbatches are summed before they are sharded."""
     beside: tuple[tuple[str, str], ...] = ()
     """Keys whose work is not counted, and how it differs."""
 
@@ -173,6 +179,7 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
             microbatch_of_all=of_all if isinstance(of_all, int) else None,
             prefill_group=1 + int(flat.get(R + "disaggregation.decode_replicas") or 1),
             microbatch_twice=None not in (of_all, flat.get(A + "ppo_micro_batch_size_per_gpu")),
+            unsharded_gradients=any(flat.get(f"{section}.{NO_SYNC}") for section in FSDP),
             **_scoring_facts(flat, run),
         ),
     )

@@ -21,6 +21,7 @@ from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, resolve
+from rlperf.plan.size_target import parse_target
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
@@ -227,7 +228,7 @@ def size_job(
     job = job_of(job, values)
     folder = None if isinstance(job, Job) else folder_of(job)
     return size.size_job(
-        load_job(job), size.parse_target(target), lambda j: ask(j, folder=folder, to_plan=True).pair,
+        load_job(job), parse_target(target), lambda j: ask(j, folder=folder, to_plan=True).pair,
         clusters=clusters, most_nodes=most_nodes, report=report,
     )  # fmt: skip
 

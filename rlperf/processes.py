@@ -34,13 +34,13 @@ def cores() -> int:
     return int(cpu_count())
 
 
-def over_cores(work: Piece[B], names: Sequence[str], report: Tell) -> list[B]:
+def over_cores(work: Piece[B], names: Sequence[str], report: Tell, *, each: int = 1) -> list[B]:
     """``work`` of every name, in their order: over all cores, or one after the other where that costs less.
 
-    An error that one of them raises is raised here.
+    ``each`` : pieces that the work of one name is worth. An error that one of them raises is raised here.
     """
     part = 1.0 / max(len(names), 1)
-    if cores() == 1 or len(names) <= FEW:
+    if cores() == 1 or len(names) == 1 or each * len(names) <= FEW:
         return [work(name, report=within(report, k * part, part, f"{name}: ")) for k, name in enumerate(names)]
     from joblib import Parallel, delayed
 

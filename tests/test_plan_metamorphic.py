@@ -14,7 +14,8 @@ from rlperf.plan import size
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.floor import floor_s
 from rlperf.plan.planner import plan_job
-from rlperf.plan.size import Sizing, parse_target, size_job
+from rlperf.plan.size import Sizing, size_job
+from rlperf.plan.size_target import parse_target
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Job
 from studies.metamorphic.run import RULES, objective, pairs
@@ -198,7 +199,9 @@ def test_sizing_finds_the_smallest_cluster_that_meets_the_target() -> None:
     assert rl_step_s(found.plan) <= limit
     none = size_job(narrow(), parse_target("step<=1 ms"), lambda j: ask(j).pair, most_nodes=2)
     assert none.best is None
-    assert [row.nodes for row in none.rows] == [1, 2]
+    # the floor alone says it: nothing is planned
+    assert [(row.nodes, row.rl_step_s) for row in none.rows] == [(2, None)]
+    assert "the floor is" in none.rows[0].note and none.floors[0].rl_step_s > none.target.limit
 
 
 def test_every_number_of_few_nodes_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +212,7 @@ def test_every_number_of_few_nodes_is_tried(monkeypatch: pytest.MonkeyPatch) -> 
             return size.SizeRow("c", nodes, 8 * nodes, 1.0, 1.0, None, nodes in meets, off_path=nodes in off), None
 
         monkeypatch.setattr(size._Tried, "_row", row)
-        asked = size._Tried(job(), parse_target("step<=1s"), lambda j: ask(j).pair, most, lambda _share, _text: None)
+        asked = size._Tried(job(), parse_target("step<=1h"), lambda j: ask(j).pair, most, lambda _share, _text: None)
         return [each.nodes for each in asked.search().rows if each.nodes not in (1, 2, 4, 8, 16, 32, 64)]
 
     more = set(range(8, 65))
@@ -278,7 +281,7 @@ def test_everything_wrong_with_any_cluster_is_told_before_the_first_is_planned(m
 @pytest.mark.parametrize("mode", slow_but(("colocated", "one_step_off", "async"), "colocated"))
 def test_no_cluster_beats_the_floor(mode: str) -> None:
     asked = job(modes=[mode], limits={"staleness": 2}, framework="verl")
-    found = sized(asked, "step<=1 ms", most_nodes=4)
+    found = sized(asked, "step<=1h", most_nodes=4)
     (floor,) = found.floors
     assert 0.0 < floor.rl_step_s <= min(row.rl_step_s for row in found.rows if row.rl_step_s is not None)
 

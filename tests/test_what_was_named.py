@@ -18,7 +18,8 @@ from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config
 from rlperf.plan.answer.prediction import _against_preemption
-from rlperf.plan.size import SizeRow, SizeTarget, Sizing
+from rlperf.plan.size import SizeRow, Sizing
+from rlperf.plan.size_target import SizeTarget
 from rlperf.report.plan_files import read_plan
 from rlperf.report.plan_text import paired_words
 from rlperf.report.workload import recording_summary

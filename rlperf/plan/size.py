@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,60 +17,20 @@ from rlperf.plan.floor import floor_s
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.words import layout_words
+from rlperf.plan.size_target import SizeTarget
+from rlperf.processes import over_cores
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.short_job import cluster_named
-from rlperf.told import Tell, within
+from rlperf.told import Tell, quiet
 from rlperf.units import human_seconds, human_usd, parse_quantity
 
 if TYPE_CHECKING:
     import polars as pl
 
-Measure = Literal["step", "usd/step", "run"]
 Asked = Callable[[Job], tuple[Context, FrameworkFacts | None]]
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-_TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=?\s*(.+?)\s*$")
-
-
-@dataclass(frozen=True)
-class SizeTarget:
-    """What the cluster has to reach: seconds per rl_step, USD per rl_step, or seconds of the whole run.
-
-    >>> parse_target("step <= 300 s")
-    SizeTarget(measure='step', limit=300.0)
-    >>> parse_target("usd/step<=5"), parse_target("run < 3 d").limit
-    (SizeTarget(measure='usd/step', limit=5.0), 259200.0)
-    """
-
-    measure: Measure
-    limit: float
-
-    def value(self, plan: Plan) -> float:
-        """Seconds of an rl_step, mean over the phases; of a run what the job states of it, else its horizon's sum."""
-        if self.measure == "run" and plan.run is not None:
-            return plan.run.total_s
-        spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]
-        seconds = sum(phase.predicted.rl_step_s * n for phase, n in zip(plan.phases, spans, strict=True))
-        return seconds if self.measure == "run" else seconds / sum(spans)
-
-
-def parse_target(text: str) -> SizeTarget:
-    """``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
-    match = _TARGET.match(str(text))
-    if match is None:
-        raise SpecError(f"target {text!r} is not understood: write 'step<=300s', 'usd/step<=5' or 'run<=3d'")
-    measure, amount = match.groups()
-    try:
-        if measure == "usd/step":
-            limit = parse_quantity(amount.removesuffix("USD").removeprefix("$").strip() + " USD", "usd")
-        else:
-            limit = parse_quantity(amount, "s")
-    except ValueError as error:
-        raise SpecError(f"target {text!r}: {error}") from error
-    if limit <= 0:
-        raise SpecError(f"target {text!r}: the limit must be above 0")
-    return SizeTarget(measure, limit)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -277,13 +238,11 @@ def size_job(
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
     offered = _offered(job, clusters)
     _check(offered, target, ask)
-    found: list[_Tried] = []
-    for number, asked in enumerate(offered):
-        part = 1 / len(offered)
-        tell = within(report or (lambda _done, _text: None), number * part, part, f"{asked.cluster}, ")
-        found.append(_Tried(asked, target, ask, most_nodes, tell).search())
+    jobs = {asked.cluster: asked for asked in offered}
+    search = partial(_searched, jobs=jobs, target=target, ask=ask, most_nodes=most_nodes)
+    found = over_cores(search, [*jobs], report or quiet, each=most_nodes.bit_length())
     rows = tuple(row for tried in found for row in tried.rows)
-    floors = tuple(Floor(each.job.cluster, each.floor_s, each.enough) for each in found if each.floor_s is not None)
+    floors = tuple(tried.floor for tried in found if tried.floor is not None)
     meeting = [(row, tried.plans[row.nodes]) for tried in found for row in tried.rows if row.meets]
     meeting = [(row, plan) for row, plan in meeting if not row.off_path] or meeting
     if not meeting:
@@ -296,6 +255,24 @@ def size_job(
         meeting, key=lambda item: (item[0].usd_per_step if by == "usd" else 0.0, item[0].devices, item[0].value)
     )
     return Sizing(target, rows, best, _in_full(plan, ask), floors, by)
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """What was tried of a cluster, and the plans that meet the target, by nodes."""
+
+    rows: tuple[SizeRow, ...]
+    plans: dict[int, Plan | None]
+    floor: Floor | None
+
+
+def _searched(
+    name: str, *, jobs: dict[str, Job], target: SizeTarget, ask: Asked, most_nodes: int, report: Tell
+) -> _Searched:
+    """One cluster: a piece of work that may run in another process."""
+    tried = _Tried(jobs[name], target, ask, most_nodes, report).search()
+    floor = None if tried.floor_s is None else Floor(name, tried.floor_s, tried.enough)
+    return _Searched(tuple(tried.rows), {row.nodes: tried.plans[row.nodes] for row in tried.rows if row.meets}, floor)
 
 
 def _in_full(plan: Plan | None, ask: Asked) -> Plan | None:
@@ -367,7 +344,18 @@ class _Tried:
         return fewest if 2 * fewest <= last else None
 
     def search(self) -> _Tried:
-        """1, 2, 4 ... and the most nodes, until some meet the target and more help no further; then those between."""
+        """1, 2, 4 ... and the most nodes, until some meet the target and more help no further; then those between.
+
+        Nothing is planned where the floor misses the target: no number of nodes meets it.
+        """
+        context, _ = self.ask(self.job.model_copy(update={"nodes": 1}))
+        self.floor_s = _floor_s(context)
+        if self.target.measure == "step" and self.floor_s is not None and self.floor_s > self.target.limit:
+            devices = self.most * context.cluster.devices
+            devices += context.rollout_hardware.cluster.devices if context.own_rollout else 0
+            why = f"no number of nodes: the floor is {human_seconds(self.floor_s)}"
+            self.made[self.most] = SizeRow(self.job.cluster, self.most, devices, None, None, None, False, why)
+            return self
         nodes = 0
         while nodes < self.most:
             nodes = min(2 * nodes or 1, self.most)
@@ -403,7 +391,6 @@ class _Tried:
     def _row(self, nodes: int) -> tuple[SizeRow, Plan | None]:
         context, facts = self.ask(self.job.model_copy(update={"nodes": nodes}))
         cluster, devices = self.job.cluster, context.cluster.devices
-        self.floor_s = _floor_s(context) if self.floor_s is None else self.floor_s
         try:
             plan = plan_job(context, facts=facts, free_schedule=False)
         except InfeasibleError as error:

@@ -262,7 +262,7 @@ def _pieces(folder: Path) -> Any:
     """Short texts: quantities, targets, ranges, choices, axes: one a line."""
     from pydantic import TypeAdapter
 
-    from rlperf.plan.size import parse_target
+    from rlperf.plan.size_target import parse_target
     from rlperf.specs.choice import Counts, Fractions
     from rlperf.sweep.axes import axis_values
     from rlperf.units import parse_quantity

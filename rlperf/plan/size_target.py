@@ -1,0 +1,54 @@
+"""What a cluster has to reach: ``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from rlperf.errors import SpecError
+from rlperf.plan.answer.plan import Plan
+from rlperf.units import parse_quantity
+
+Measure = Literal["step", "usd/step", "run"]
+_TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=?\s*(.+?)\s*$")
+
+
+@dataclass(frozen=True)
+class SizeTarget:
+    """What the cluster has to reach: seconds per rl_step, USD per rl_step, or seconds of the whole run.
+
+    >>> parse_target("step <= 300 s")
+    SizeTarget(measure='step', limit=300.0)
+    >>> parse_target("usd/step<=5"), parse_target("run < 3 d").limit
+    (SizeTarget(measure='usd/step', limit=5.0), 259200.0)
+    """
+
+    measure: Measure
+    limit: float
+
+    def value(self, plan: Plan) -> float:
+        """Seconds of an rl_step, mean over the phases; of a run what the job states of it, else its horizon's sum."""
+        if self.measure == "run" and plan.run is not None:
+            return plan.run.total_s
+        spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]
+        seconds = sum(phase.predicted.rl_step_s * n for phase, n in zip(plan.phases, spans, strict=True))
+        return seconds if self.measure == "run" else seconds / sum(spans)
+
+
+def parse_target(text: str) -> SizeTarget:
+    """``step<=300s``, ``usd/step<=5`` or ``run<=3d``."""
+    match = _TARGET.match(str(text))
+    if match is None:
+        raise SpecError(f"target {text!r} is not understood: write 'step<=300s', 'usd/step<=5' or 'run<=3d'")
+    measure, amount = match.groups()
+    try:
+        if measure == "usd/step":
+            limit = parse_quantity(amount.removesuffix("USD").removeprefix("$").strip() + " USD", "usd")
+        else:
+            limit = parse_quantity(amount, "s")
+    except ValueError as error:
+        raise SpecError(f"target {text!r}: {error}") from error
+    if limit <= 0:
+        raise SpecError(f"target {text!r}: the limit must be above 0")
+    return SizeTarget(measure, limit)  # type: ignore[arg-type]

@@ -34,13 +34,13 @@ def cores() -> int:
     return int(cpu_count())
 
 
-def over_cores(work: Piece[B], names: Sequence[str], report: Tell, *, each: int = 1) -> list[B]:
+def over_cores(work: Piece[B], names: Sequence[str], report: Tell, *, each: float = 1.0) -> list[B]:
     """``work`` of every name, in their order: over all cores, or one after the other where that costs less.
 
     ``each`` : pieces that the work of one name is worth. An error that one of them raises is raised here.
     """
     part = 1.0 / max(len(names), 1)
-    if cores() == 1 or len(names) == 1 or each * len(names) <= FEW:
+    if cores() == 1 or len(names) == 1 or each * len(names) <= FEW or _is_worker():
         return [work(name, report=within(report, k * part, part, f"{name}: ")) for k, name in enumerate(names)]
     from joblib import Parallel, delayed
 
@@ -70,9 +70,14 @@ def said_if_killed(hint: str) -> Iterator[None]:
 
 def worked(work: Callable[[A], B], task: A, parent: int) -> B:
     """A task in a worker, which ends with the process that started it, however that ends."""
-    if os.getppid() == parent and not any(thread.name == _WATCH for thread in threading.enumerate()):
+    if os.getppid() == parent and not _is_worker():
         threading.Thread(target=_end_with, args=(parent,), name=_WATCH, daemon=True).start()
     return work(task)
+
+
+def _is_worker() -> bool:
+    """Whether this process was started for one of these pieces: all cores are busy with the others then."""
+    return any(thread.name == _WATCH for thread in threading.enumerate())
 
 
 def _end_with(parent: int) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlperf import processes
 from rlperf.api import ask, plan_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge import decisions
 from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.search.relax import relaxations
@@ -248,6 +250,18 @@ def test_two_hundred_tasks_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="200 tasks: at most 32"):
         job(tasks=tasks)
     assert len(job(tasks=tasks[:32]).tasks) == 32
+
+
+@pytest.mark.slow
+def test_tasks_over_cores_are_planned_as_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit, whatever was judged in another process."""
+    tasks = [{**TASK, "name": name, "workload": name} for name in ("math", "programming")]
+    found = []
+    for cores in (1, 2):
+        monkeypatch.setattr(processes, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(decisions, "HALF", 2.0)  # two tasks are few else
+        found.append(plan_job(job(tasks=tasks, nodes=2)).to_dict())
+    assert found[0] == found[1]
 
 
 def test_a_bold_plan_is_faster_and_less_simple() -> None:

@@ -22,6 +22,7 @@ def test_few_pieces_stay_in_this_process_and_progress_moves_within_them() -> Non
     told: list[tuple[float, str]] = []
     assert over_cores(work, NAMES[:2], lambda *said: told.append(said)) == [os.getpid()] * 2
     assert told == [(0.25, "one: half"), (0.75, "two: half")]
+    assert over_cores(work, NAMES, lambda *_: None, each=0.5) == [os.getpid()] * 4  # pieces that are worth half a one
 
 
 def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

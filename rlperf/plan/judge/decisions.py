@@ -7,8 +7,9 @@ demand and are judged once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,7 @@ from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import usage_of
+from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -42,6 +44,9 @@ ALIKE = 3
 """Best candidates that are judged although another of their grid is."""
 NEAR = 1.03
 """How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
+
+HALF = 0.5
+"""Of a piece of work that is worth another process (`over_cores`): a task is screened, then judged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,26 +90,40 @@ def rl_step_groups(job: Job) -> list[tuple[int, int]]:
 
 
 def decide(context: Context, facts: FrameworkFacts | None, tell: Tell) -> list[Decision]:
-    """Every slot of the job, tasks one after the other, groups of rl_steps in order.
+    """Every slot of the job, tasks one after the other, groups of rl_steps in order; many tasks over all cores.
 
     Raises
     ------
     InfeasibleError : a slot without candidates; with reasons, nearest misses and limits to relax
     """
-    decisions: list[Decision] = []
-    groups, grouped = rl_step_groups(context.job), bool(context.job.horizon.group)
-    each = 0.45 / len(context.tasks)
-    screened = []
-    for number, task in enumerate(context.tasks):
-        part = within(tell, each * number, each, f"{task.task.name}: ")
-        screened.append(_screened_task(context, task, facts, groups, part, timed=grouped))
+    number = {task.task.name: index for index, task in enumerate(context.tasks)}
+    screen_named = partial(_screened_named, context=context, facts=facts)
+    screened = over_cores(screen_named, [*number], within(tell, 0.0, 0.45), each=HALF)
     shared: list[tuple[Configuration, ...]] = []
     if context.takes_turns:
         shared = common_layouts(context, facts, [one.screenings[0] for one in screened])
-    for number, one in enumerate(screened):
-        part = within(tell, 0.45 + each * number, each, f"{one.task.task.name}: ")
-        decisions += _judged_task(context, one, facts, len(decisions), part, [own[number] for own in shared])
-    return decisions
+    asked = {
+        name: (one, index * len(one.groups), [own[index] for own in shared])
+        for (name, index), one in zip(number.items(), screened, strict=True)
+    }
+    judge_named = partial(_judged_named, context=context, facts=facts, asked=asked)
+    judged = over_cores(judge_named, [*number], within(tell, 0.45, 0.45), each=HALF)
+    return [decision for found in judged for decision in found]
+
+
+def _screened_named(name: str, *, context: Context, facts: FrameworkFacts | None, report: Tell) -> _Screened:
+    """A task of the job screened: a piece of work that may run in another process."""
+    task, job = next(task for task in context.tasks if task.task.name == name), context.job
+    return _screened_task(context, task, facts, rl_step_groups(job), report, timed=bool(job.horizon.group))
+
+
+def _judged_named(
+    name: str, *, context: Context, facts: FrameworkFacts | None,
+    asked: Mapping[str, tuple[_Screened, int, Sequence[Configuration]]], report: Tell,
+) -> list[Decision]:  # fmt: skip
+    """The same of its slots judged; ``asked``: each task screened, the number of its first slot, what tasks share."""
+    screened, start, shared = asked[name]
+    return _judged_task(context, screened, facts, start, report, shared)
 
 
 def decide_groups(

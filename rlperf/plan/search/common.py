@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.columns import ColumnStore
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.sim.rl_step.demand import Demand
@@ -36,14 +37,14 @@ class Screening:
         return best
 
     def under(
-        self, context: Context, facts: FrameworkFacts | None, like: Configuration
+        self, context: Context, facts: FrameworkFacts | None, like: Configuration, store: ColumnStore
     ) -> tuple[Configuration, float] | None:
         """The task under the arrangement of another one's configuration, and what it takes; None: it does not run."""
         if like.arrangement in self.known:
             return self.known[like.arrangement]
         changes = {"pools": tuple(pool.pinned() for pool in like.pools), "modes": (like.mode,)}
         pinned = replace(context, job=context.job.model_copy(update=changes))
-        found = screen(pinned, self.task, self.demands, facts, keep=1)
+        found = screen(pinned, self.task, self.demands, facts, keep=1, store=store)
         if not found.configurations:
             return None
         return replace(like, batch=found.configurations[0].batch), float(found.priced[0])
@@ -63,8 +64,9 @@ def common_layouts(
     shared = [key for key in first.known if all(key in one.known for one in others)]
     asked |= {key: first.known[key][0] for key in shared}
     made: list[tuple[float, tuple[Configuration, ...]]] = []
+    stores = [ColumnStore() for _ in screenings]  # many arrangements have the same engines, or the same trainer
     for like in asked.values():
-        found = [one.under(context, facts, like) for one in screenings]
+        found = [one.under(context, facts, like, store) for one, store in zip(screenings, stores, strict=True)]
         kept = [each for each in found if each is not None]
         if len(kept) == len(screenings):
             made.append((math.fsum(priced for _, priced in kept), tuple(c for c, _ in kept)))

@@ -21,7 +21,7 @@ import numpy as np
 from rlperf.cost.reject import Reject
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.search.columns import Columns
+from rlperf.plan.search.columns import Columns, ColumnStore
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns, truncates
 from rlperf.plan.search.splits import splits
@@ -84,6 +84,7 @@ def screen(
     prune: bool = True,
     keep: int = FINALISTS,
     forgiven: int = 0,
+    store: ColumnStore | None = None,
     report: Tell | None = None,
 ) -> Screened:
     """All candidates of one slot by closed forms.
@@ -95,10 +96,11 @@ def screen(
     keep : candidates kept, best first
     forgiven : `Reject` flags that a lenient screen lets pass (`FORGIVEN`), so that what breaks memory, a framework rule
         or a limit can be predicted and explained
+    store : columns that other screens of the task have made
     report : called with the share done and a text
     """
     tally, parts = Tally(), list[_Part]()
-    variants = Columns(context, task, facts, forgiven).variants()
+    variants = Columns(context, task, facts, forgiven, store or ColumnStore()).variants()
     every = splits(context)
     for index, demand in enumerate(demands):
         if truncates(context, demand) and not forgiven & Reject.LIMIT:

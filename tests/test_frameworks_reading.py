@@ -356,3 +356,12 @@ def test_functions_of_a_script_pass_their_arguments_on(tmp_path: Path) -> None:
     run = import_config([script]).run
     assert (run.batch.prompts_per_step, run.batch.group_size, run.rollout.backend) == (256, 8, "vllm")
     assert run.architecture == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize("words", ["model_engine=veomni", "--config-name ppo_torchtitan_trainer"])
+def test_trainers_of_verl_that_nobody_costed_are_no_fsdp(words: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"python3 -m verl.trainer.main_ppo {words} data.train_batch_size=64 "
+                    "actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.rollout.name=vllm\n")  # fmt: skip
+    with pytest.raises(SpecError, match="rlperf knows FSDP and Megatron"):
+        job_of(import_config([file], "verl"))

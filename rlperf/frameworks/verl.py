@@ -49,6 +49,7 @@ from rlperf.frameworks.verl_reading import (
     algorithm_of,
     has_reference,
     is_async_recipe,
+    other_engines,
     read_batch,
     read_drafts,
     read_placement,
@@ -398,6 +399,7 @@ class Verl:
             group = 1 + int(flat.get(_WRITERS) or 1)
             readers = max((whole.rollout.data_parallel or 1) // group, 1)
             whole = replace(whole, rollout=whole.rollout.having(prefill_replicas=readers))
+        whole = replace(whole, wrong=(*whole.wrong, *other_engines(source)))
         return whole, frozenset(used | ALSO_READ | {_WRITERS})
 
 

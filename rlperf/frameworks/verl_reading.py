@@ -185,6 +185,21 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
     )
 
 
+OTHERS = ("veomni", "torchtitan", "automodel", "mindspeed")
+"""Trainers of verl whose keys and costs rlperf does not know (trainer/config/engine, workers/engine of 0.9.1)."""
+
+
+def other_engines(source: Source) -> tuple[str, ...]:
+    """Where a file names one of them: a group, a strategy, or a base configuration (``ppo_veomni_trainer``)."""
+    stated = [(key, source.keys.get(key)) for key in ("model_engine", A + "strategy")]
+    stated += [("defaults", base) for base in source.bases]
+    return tuple(
+        f"{key}: {value} (of verl's trainers rlperf knows FSDP and Megatron)"
+        for key, value in stated
+        if any(name in str(value) for name in OTHERS)
+    )
+
+
 def _scoring_facts(flat: Flat, run: Run) -> dict[str, Any]:
     """What rules ask of the two scoring passes: the reference's keys are its own, by default the actor's."""
     counts = {section: [flat.get(f"{section}log_prob_micro_batch_size{end}") for end in ("", "_per_gpu")]

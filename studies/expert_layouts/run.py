@@ -127,7 +127,7 @@ def paired(context: Context, plan: Evaluation, expert: Evaluation) -> Comparison
 KNOBS = (
     "engine settings",
     "engine layout",
-    "token budget",
+    "token budget and packing",
     "recompute and offload",
     "trainer layout",
     "mode and split",
@@ -181,7 +181,7 @@ def _taken_over(plan: Evaluation, expert: Evaluation) -> list[tuple[PoolSpec, Po
     steps = [(engines, trainer)]
     engines = new_engines if same_engines else engines
     steps.append((engines, trainer))
-    budget = {name: getattr(new_trainer.settings, name) for name in ("token_budget", "scoring_token_budget")}
+    budget = {name: getattr(new_trainer.settings, name) for name in ("token_budget", "scoring_token_budget", "packing")}
     trainer = trainer.model_copy(update={"settings": trainer.settings.model_copy(update=budget)})
     steps.append((engines, trainer))
     kept = {name: getattr(new_trainer.layout, name) for name in ("activation_recompute", "offload")}

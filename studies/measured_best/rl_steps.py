@@ -12,6 +12,7 @@ from training import Outcome
 from rlperf.api import ask
 from rlperf.calibrate import columns
 from rlperf.calibrate.rl_step_configuration import configuration_digest
+from rlperf.calibrate.rl_step_job import job_of, lengths_of
 from rlperf.calibrate.rl_step_predict import DEFAULT_LAW
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.calibrate.splits import is_new
@@ -25,7 +26,6 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.question.demand import LengthSource
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.modes import MODES
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.workload import LengthTable, Recording
 from rlperf.workload.fitting import fit_model
@@ -72,51 +72,33 @@ class Measured:
         return replace(asked.context, tasks=(replace(task, source=source),)), asked.facts
 
 
+OPEN = {
+    "rollout": {"memory_fraction", "max_running", "cuda_graphs"},
+    "trainer": {"backend", "packing", "token_budget", "scoring_token_budget", "scoring_microbatch", "parked"},
+}
+"""Settings that the planner chooses; the others are what the publication ran, on both sides."""
+
+
 def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
-    """The job of a row: its pools pinned, or every mode, split and layout open at the row's staleness or one step."""
-    engine = "sglang" if row.framework in ("slime", "miles", "areal") else "vllm"
-    task = {
-        "name": "measured", "workload": "math", "prompts_per_step": row.prompts, "group_size": row.group_size,
-        "mini_batch": max(row.mini_batch // row.group_size, 1), "max_prompt_tokens": round(row.prompt_tokens),
-        "max_response_tokens": int(row.cap_tokens), "reward_s": "0 s",
-    }  # fmt: skip
-    colocated = MODES[row.mode].shares_devices
-    devices = row.devices if colocated else max(row.rollout_devices + row.trainer_devices, row.devices)
-    nodes = -(-devices // int(row.hardware.cluster.devices_per_node))
-    base = {
-        "architecture": cells["architecture"], "cluster": f"generic:{cells['gpu']}", "nodes": nodes,
-        "framework": row.framework.split("_megatron")[0].split("_dtensor")[0].split("_fsdp")[0],
-        "engine": engine, "tasks": [task], "limits": {"staleness": max(row.staleness, 1)},
-        "objective": {"bold": True},
-    }  # fmt: skip
-    dtypes = {"compute_dtype": row.compute_dtype}, {"rollout_dtype": row.rollout_dtype}
-    if not pinned:
-        pools = [{"role": "trainer", "settings": dtypes[0]}, {"role": "rollout", "settings": dtypes[1]}]
-        modes = ["colocated", "disaggregated", "one_step_off"]
-        return Job.model_validate({**base, "modes": modes, "pools": pools})
-    layout = row.trainer_layout.to_dict()
-    trainer = {
-        **layout, "activation_recompute": ("none", "selective", "full")[layout["activation_recompute"]],
-        "offload": "optimizer" if layout["offload"] else "none", "sequence_parallel": bool(layout["sequence_parallel"]),
-    }  # fmt: skip
-    engine_layout = {
-        name: int(getattr(row.rollout, name)) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")
-    }
-    backend = "fsdp2" if row.trainer == "fsdp2" else "megatron"
+    """The job of a row as validation asks it; or with modes, split and layout open, at its staleness or one step."""
+    ran = job_of(row, workload="math").model_copy(update={"cluster": f"generic:{cells['gpu']}"})
+    if pinned:
+        return ran
     pools = [
         {
-            "role": "trainer", "devices": row.trainer_devices, "layout": trainer,
-            "settings": {
-                **dtypes[0], "token_budget": int(row.token_budget or row.cap_tokens),
-                "scoring_token_budget": int(row.scoring_token_budget or row.cap_tokens), "backend": backend,
-            },
-        },
-        {
-            "role": "rollout", "devices": row.rollout_devices, "layout": engine_layout,
-            "settings": {**dtypes[1], "memory_fraction": row.memory_fraction, "cuda_graphs": row.cuda_graphs},
-        },
-    ]  # fmt: skip
-    return Job.model_validate({**base, "modes": [row.mode], "trainer_backends": [backend], "pools": pools})
+            "role": pool.role,
+            "settings": {name: v for name, v in pool.settings.stated().items() if name not in OPEN[pool.role]},
+        }
+        for pool in ran.pools
+    ]
+    asked = {name: value for name, value in ran.stated().items() if name != "trainer_backends"}
+    opened = {
+        "pools": pools,
+        "modes": ["colocated", "disaggregated", "one_step_off"],
+        "limits": {"staleness": max(row.staleness, 1)},
+        "objective": {"bold": True},
+    }
+    return Job.model_validate(asked | opened)
 
 
 def read(path: Path) -> list[Measured]:
@@ -136,20 +118,10 @@ def read(path: Path) -> list[Measured]:
 
 def _lengths(row: StepRow) -> LengthTable:
     """A few rl_steps with the row's mean lengths under the law that validation assumes."""
-    drawn = [
-        DEFAULT_LAW.draw(row.prompts, row.group_size, row.response_tokens, row.cap_tokens, seed)
-        for seed in range(SEEDS)
-    ]
-    response = np.concatenate([values.ravel() for values in drawn]).astype(np.int64)
-    groups = np.repeat(np.arange(row.prompts), row.group_size)
-    return LengthTable(
-        prompt_tokens=np.full(response.size, round(row.prompt_tokens)),
-        response_tokens=response,
-        group=np.tile(groups, SEEDS),
-        rl_step=np.repeat(np.arange(SEEDS), groups.size),
-        turn=np.zeros(response.size, dtype=np.int64),
-        max_response_tokens=int(row.cap_tokens),
-    )
+    drawn = [lengths_of(row, DEFAULT_LAW, seed) for seed in range(SEEDS)]
+    names = ("prompt_tokens", "response_tokens", "group", "turn")
+    joined = {name: np.concatenate([getattr(each, name) for each in drawn]) for name in names}
+    return replace(drawn[0], **joined, rl_step=np.repeat(np.arange(SEEDS), len(drawn[0].group)))
 
 
 def sets_of(rows: list[Measured]) -> Iterator[list[Measured]]:

@@ -28,6 +28,14 @@ def plain(n: int, **more: object) -> list[dict[str, object]]:
     return [{"prompt_tokens": 10 + k % 5, "response_tokens": 100 + 37 * k, "group": k // 4, **more} for k in range(n)]
 
 
+def test_prompts_may_be_told_apart_by_text_and_rl_steps_be_named_step(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"prompt_tokens": 5, "response_tokens": 9, "group": uid, "step": step}
+            for step in (3, 4) for uid in ("b7-x", "a1-y") for _ in range(2)]  # fmt: skip
+    found = read_recording(written(tmp_path / "uid.jsonl", rows)).lengths
+    assert found.rl_step.tolist() == [3] * 4 + [4] * 4
+    assert found.group_size == 2
+
+
 def test_plain_json_lines_are_read_like_the_csv(tmp_path: Path) -> None:
     found = read_recording(written(tmp_path / "own.jsonl", plain(32, id="x", max_response_tokens=5000))).lengths
     same = read_table(write_table(found, tmp_path / "own.csv"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -290,3 +292,24 @@ def test_groups_of_rl_steps_that_are_alike_are_screened_and_judged_once() -> Non
     decisions = decide(question.context, question.facts, lambda _share, _text: None)
     assert len(decisions) == 3
     assert all(each.screened is decisions[0].screened for each in decisions)
+
+
+def test_a_maximum_that_cuts_too_much_is_not_judged_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths grow: what an earlier group of rl_steps may still cut at, a later one may not."""
+    monkeypatch.setattr(decisions, "with_more_cache", lambda judge, evaluation: None)
+    judged: Any = decisions._evaluations
+    limits = SimpleNamespace(truncated_fraction=0.05)
+    judge: Any = SimpleNamespace(
+        context=SimpleNamespace(job=SimpleNamespace(limits=limits)), evaluate=lambda demand, configuration: demand.batch
+    )
+    demands: Any = tuple(
+        SimpleNamespace(batch=cap, truncated_fraction=cut) for cap, cut in ((8192, 0.2), (16384, 0.01))
+    )
+    finalists: Any = [SimpleNamespace(batch=8192), SimpleNamespace(batch=16384)]
+
+    def quiet(share: float, text: str) -> None:
+        pass
+
+    assert judged(judge, demands, finalists, None, quiet) == (16384,)
+    limits.truncated_fraction = None
+    assert judged(judge, demands, finalists, None, quiet) == (8192, 16384)

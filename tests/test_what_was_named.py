@@ -13,16 +13,19 @@ import pytest
 import rlperf
 from rlperf.api import ask
 from rlperf.cli import main
+from rlperf.cli.compare import _names
 from rlperf.frameworks.audit import report
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config
 from rlperf.plan.answer.prediction import _against_preemption
+from rlperf.plan.question.demand import batches
 from rlperf.plan.size import SizeRow, Sizing
 from rlperf.plan.size_target import SizeTarget
 from rlperf.report.plan_files import read_plan
 from rlperf.report.plan_text import paired_words
 from rlperf.report.workload import recording_summary
+from rlperf.specs.job import Task
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import load_device
 from rlperf.specs.short_job import cluster_named
@@ -149,6 +152,20 @@ def test_the_cheapest_cluster_is_told_with_those_within_its_interval() -> None:
     found = Sizing(SizeTarget("step", 200.0), tuple(rows), rows[0], plan, by="usd")
     assert found.verdict == "1 node of a: the cheapest; dearer, but within the interval of its prediction: 2 x b (+6%)"
     assert replace(found, rows=(rows[0], rows[3])).verdict == "1 node of a: the cheapest"
+    passed_over = SizeRow("c", 3, 24, 100.0, 100.0, 8.8, True)
+    said = replace(found, rows=(*rows[:2], passed_over)).verdict
+    assert "; cheaper, but off the beaten path: 3 x c (-12%); dearer, but within" in said
+
+
+def test_two_plans_are_told_apart_by_their_folders() -> None:
+    assert _names(Path("q1/plan.yaml"), Path("q3/plan.yaml")) == ("q1/plan", "q3/plan")
+    assert _names(Path("a/job.yaml"), Path("a/wider.yaml")) == ("job", "wider")
+    assert _names(Path("job.yaml"), Path("job.yaml")) == ("job.yaml", "job.yaml")
+
+
+def test_a_mini_batch_that_divides_nothing_is_told_with_those_that_do() -> None:
+    with pytest.raises(rlperf.SpecError, match=r"100 does not divide prompts_per_step 512 .write 128 or 64."):
+        batches(Task(name="math", workload="math", prompts_per_step=512, mini_batch=100, max_response_tokens=1024))
 
 
 def test_a_price_may_be_that_of_a_device() -> None:

@@ -85,14 +85,16 @@ def _side(path: Path, side: Side) -> dict[str, Any]:
 
 
 def _print(found: JobComparison, first: Path, second: Path) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from rlperf.sim.rl_step.uncertainty import CALIBRATED
     from rlperf.units import human_seconds
 
     screen = console()
-    screen.print(f"[bold]{found.step.sentence(first.stem, second.stem)}[/bold]")
-    table = Table("", first.stem, second.stem, f"{second.stem} / {first.stem}")
+    left, right = _names(first, second)
+    screen.print(found.step.sentence(left, right), style="bold", markup=False)
+    table = Table("", escape(left), escape(right), escape(f"{right} / {left}"))
     names = [*(name.removesuffix("_s").replace("_", " ") for name in CALIBRATED), "rest"]
     for name, a, b in zip(names, found.first.stages_s, found.second.stages_s, strict=True):
         table.add_row(name, human_seconds(float(a)), human_seconds(float(b)), f"{b / a:.2f}" if a > 0 else "")
@@ -105,6 +107,15 @@ def _print(found: JobComparison, first: Path, second: Path) -> None:
     screen.print(
         f"device-seconds per trained token: {per_token.ratio:.2f} ({per_token.low:.2f} .. {per_token.high:.2f})"
     )
-    for path, side in ((first, found.first), (second, found.second)):
+    for name, side in ((left, found.first), (right, found.second)):
         for text in side.filled:
-            screen.print(f"assumed in {path.name}: {text}", markup=False)
+            screen.print(f"assumed in {name}: {text}", markup=False)
+
+
+def _names(first: Path, second: Path) -> tuple[str, str]:
+    """Both files by their stems, by as many folders more as tell them apart: every plan is called plan.yaml."""
+    for parts in range(1, 1 + min(len(first.parts), len(second.parts))):
+        left, right = (Path(*path.with_suffix("").parts[-parts:]) for path in (first, second))
+        if left != right:
+            return str(left), str(right)
+    return str(first), str(second)

@@ -134,12 +134,18 @@ class Sizing:
 
     @property
     def _ties(self) -> str:
-        """``; within its interval too: 2 x dgx_h200 (+6 %)``."""
-        if not self.tied or self.best is None or not self.best.usd_per_step:
+        """``; dearer, but within the interval of its prediction: 2 x dgx_h200 (+6%)``, or cheaper and passed over."""
+        if self.best is None or not self.best.usd_per_step:
             return ""
-        more = (f"{row.nodes} x {row.cluster} ({(row.usd_per_step or 0) / self.best.usd_per_step - 1:+.0%})"
-                for row in self.tied)  # fmt: skip
-        return f"; dearer, but within the interval of its prediction: {', '.join(more)}"
+        said = ""
+        for words, cheaper in (
+            ("cheaper, but off the beaten path", True),
+            ("dearer, but within the interval of its prediction", False),
+        ):
+            more = [f"{row.nodes} x {row.cluster} ({(row.usd_per_step or 0) / self.best.usd_per_step - 1:+.0%})"
+                    for row in self.tied if ((row.usd_per_step or 0) < self.best.usd_per_step) == cheaper]  # fmt: skip
+            said += f"; {words}: {', '.join(more)}" if more else ""
+        return said
 
     @property
     def doubt(self) -> str:

@@ -32,7 +32,7 @@ _STEP = re.compile(r"step_(\d+)\.jsonl$")
 _TOOL_LINE = re.compile(r"Step\s*(\d+), Request ID: ([^,]+), Tool: ([^,]+), Latency: ([0-9.eE+-]+) seconds")
 _MOST_PROBLEMS = 1000
 _TEXT = ("output", "response", "completion")
-_PLAIN = (*COLUMNS, "max_response_tokens")
+_PLAIN = (*COLUMNS, "max_response_tokens", "step")
 MOST_LINE = 1 << 26
 """A record of this many bytes is none [bytes]."""
 

@@ -49,6 +49,17 @@ def read_table(path: Path | str) -> LengthTable:
     return table_of(frame, str(source), np.arange(2, frame.height + 2))
 
 
+def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:
+    """Columns as dumps of runs have them: `step` for rl_step, and prompts told apart by text (verl's uid)."""
+    import polars as pl
+
+    if "rl_step" not in frame.columns and "step" in frame.columns and frame["step"].dtype.is_integer():
+        frame = frame.rename({"step": "rl_step"})
+    if "group" in frame.columns and frame["group"].dtype == pl.String and not frame["group"].null_count():
+        frame = frame.with_columns(pl.col("group").rank("dense").cast(pl.Int64) - 1)
+    return frame
+
+
 def table_of(frame: pl.DataFrame, source: str, lines: Int) -> LengthTable:
     """The length table of a frame with at least `NEEDED`; ``lines`` ``[rows]`` are those of ``source``, for messages.
 
@@ -58,6 +69,7 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int) -> LengthTable:
     """
     import polars as pl
 
+    frame = _as_recorded(frame)
     problems = []
     for name in NEEDED:
         if name not in frame.columns:

@@ -26,6 +26,7 @@ from rlperf.plan.search.common import Screening, common_layouts
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import Screened, screen
+from rlperf.plan.search.split_columns import truncates
 from rlperf.plan.search.splits import usage_of
 from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
@@ -222,12 +223,12 @@ def _evaluations(
     judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None,
     tell: Tell,
 ) -> tuple[Evaluation, ...]:  # fmt: skip
-    """The finalists judged on one group of rl_steps.
+    """The finalists judged on one group of rl_steps, but for other groups' whose maximum length cuts too much here.
 
     Behind them larger caches where engines preempt; uneven pipeline stages and scoring budgets of their own, where a
     framework states them.
     """
-    of_batch = {demand.batch: demand for demand in demands}
+    of_batch = {demand.batch: demand for demand in demands if not truncates(judge.context, demand)}
     found = []
     for number, configuration in enumerate(c for c in finalists if c.batch in of_batch):
         tell(number / len(finalists), "judging")

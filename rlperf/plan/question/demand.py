@@ -62,8 +62,12 @@ def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
                 limits = task.max_prompt_tokens, cap, generated, over, task.max_trajectories, task.generation_batch
                 found.append(Batch(prompts, group, mini, *limits))
     if not found:
+        prompts = max(task.prompts_per_step)
+        near = [n for n in range(1, prompts + 1) if prompts % n == 0]
+        near.sort(key=lambda n: abs(n - max(task.mini_batch or (prompts,))))
         raise SpecError(
-            f"task {task.name}: no mini_batch in {task.mini_batch} divides prompts_per_step {task.prompts_per_step}"
+            f"task {task.name}: mini_batch {', '.join(map(str, task.mini_batch or ()))} does not divide "
+            f"prompts_per_step {', '.join(map(str, task.prompts_per_step))} (write {' or '.join(map(str, near[:2]))})"
         )
     return found
 

@@ -253,8 +253,10 @@ def test_a_plan_says_what_they_gained() -> None:
 
 
 def test_slime_and_verl_have_a_key_and_read_it_back(tmp_path: Path) -> None:
+    import rlperf
+
     for framework, key in (("slime", "--prefill-num-servers 2"), ("verl", "decode_replicas: 3")):
-        plan = plan_job(resolve(job_of([2], framework=framework)))
+        plan = rlperf.plan_job(job_of([2], framework=framework))
         name, text = next(each for each in plan_texts(plan, framework).items() if key in each[1])
         file = tmp_path / framework / name
         file.parent.mkdir(parents=True, exist_ok=True)

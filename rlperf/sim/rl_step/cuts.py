@@ -126,7 +126,8 @@ class Cuts:
     def waited_for(self, found: Microbatches, lengths: FloatArray) -> Microbatches:
         """With the microbatches that ranks in step wait for, where each takes its sequences as they come.
 
-        Bins of a budget are alike, and so is what is sorted or padded to one length: there nobody waits.
+        Bins of a budget are alike, and so is what is sorted or padded to one length: there nobody waits. Nor for more
+        than the fullest rank where each has one microbatch.
         """
         if self.by_budget or self.together or self.pads != "microbatch" or np.max(self.in_step) <= 1:
             return found
@@ -136,7 +137,7 @@ class Cuts:
         )  # fmt: skip
         pairs = [slowest_in_step(lengths, *kind, packing=self.packing) for kind in kinds.T.tolist()]
         tokens, squares = np.array(pairs).T[:, of.reshape(-1)].reshape(2, *found.tokens.shape)
-        slower = tokens > found.tokens
+        slower = (tokens > found.tokens) & (found.count > 1.0)
         return replace(
             found,
             tokens=np.where(slower, tokens, found.tokens),

@@ -313,3 +313,18 @@ def test_a_maximum_that_cuts_too_much_is_not_judged_there(monkeypatch: pytest.Mo
     assert judged(judge, demands, finalists, None, quiet) == (16384,)
     limits.truncated_fraction = None
     assert judged(judge, demands, finalists, None, quiet) == (8192, 16384)
+
+
+@pytest.mark.parametrize("limit", ["step", "usd_per_step"])
+def test_what_takes_too_long_in_a_group_is_not_chosen_there(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Another group's finalist is dropped beyond the limit; what this group's own screen let pass stays."""
+    monkeypatch.setattr(decisions, "usage_of", lambda context, configuration: SimpleNamespace(usd_per_s=1.0))
+    kept: Any = decisions._within_limits
+    limits = SimpleNamespace(**{"step": None, "usd_per_step": None, limit: 100.0})
+    context: Any = SimpleNamespace(job=SimpleNamespace(limits=limits))
+    evaluations: Any = tuple(
+        SimpleNamespace(configuration=name, rl_step_s=seconds)
+        for name, seconds in (("own", 101.0), ("foreign", 99.0), ("slow", 102.0))
+    )
+    screened: Any = SimpleNamespace(configurations=["own"])
+    assert [each.configuration for each in kept(context, screened, evaluations)] == ["own", "foreign"]

@@ -47,6 +47,17 @@ def test_a_run_is_normal_slow_or_fast_against_its_own_prediction(script: Path) -
     )
 
 
+def test_a_stage_that_stands_out_is_named_although_others_make_up_for_it(script: Path) -> None:
+    found = audit_config(script, cluster="dgx_h100", plan=False)
+    assert found.predicted is not None
+    due = found.predicted.rl_step_s
+    for training, named in ((0.5, True), (0.25, False)):
+        stages = Compared("rollout", 0.3 * due, 0.7 * due), Compared("training", training * due, 0.2 * due)
+        verdict = verdict_of(replace(found, measured=(*stages, Compared("rl_step", due, due))))
+        assert verdict is not None and verdict.line.startswith("normal: ")
+        assert ("look first at training" in lines_of(verdict)[1]) is named
+
+
 def test_changes_are_the_largest_gains_and_few(script: Path) -> None:
     found = audit_config(script, cluster="dgx_h100", plan=False)
     verdict = verdict_of(found)

@@ -18,6 +18,8 @@ CHANGES = 3
 """Changes that a verdict names at most."""
 LEAST = 0.01
 """Smallest gain that is worth a change, as a share of the rl_step."""
+FAR, MUCH = 1.5, 0.1
+"""A stage stands out by itself that takes so many times its prediction, and such a share of the rl_step longer."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Verdict:
     expected_s, low_s, high_s : what this hardware should take: the prediction, its 5th and 95th percentile [s]
     measured : whether ``rl_step_s`` is from a log
     unlike : whether that log is of other lengths than the prediction, so that neither says much of the other
-    slowest : of the logged stages the one that exceeds its prediction by most seconds, where the rl_step is slow
+    slowest : of the logged stages the one that exceeds its prediction by most seconds, where the rl_step is slow or the
+        stage stands out (`FAR`, `MUCH`): other stages may make up for it
     changes : largest gain first, at most `CHANGES`
     best_s : the planner's best on the same devices, where it was asked [s]
     unjudged : changes that no prediction judged, and why; empty: all were
@@ -114,7 +117,8 @@ def verdict_of(found: Audit) -> Verdict | None:
     step = said.rl_step_s if whole is None else whole.measured_s
     over = [(each.measured_s - each.predicted_s, each) for each in stages if each.predicted_s is not None]
     worst = max(over, key=lambda pair: pair[0], default=(0.0, None))
-    slow = whole is not None and not found.unlike and step > said.high_s and worst[0] > 0.0
+    told = whole is not None and not found.unlike and worst[0] > 0.0
+    slow = told and (step > said.high_s or _stands_out(worst[1], step))
     best = found.best.phases[0].predicted.rl_step_s if found.best else None
     memory = _memory(said)
     fails = found.ended or (memory if whole is None else "")
@@ -132,6 +136,13 @@ def verdict_of(found: Audit) -> Verdict | None:
         cautions=(*([memory] if memory and memory != fails else []), *found.cautions),
         unlike=found.unlike,
     )
+
+
+def _stands_out(stage: Compared | None, step_s: float) -> bool:
+    """Whether a stage is slow, whatever the rl_step is."""
+    if stage is None or stage.predicted_s is None:
+        return False
+    return stage.measured_s > max(FAR * stage.predicted_s, stage.predicted_s + MUCH * step_s)
 
 
 def _memory(said: Prediction) -> str:

@@ -175,7 +175,8 @@ def _judged_task(
     ]
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
-        evaluations, first = judged[group], screenings[group].found
+        first = screenings[group].found
+        evaluations = _within_limits(context, first, judged[group])
         value = np.array([judged_objective(context, e) for e in evaluations])
         found.append(
             Decision(
@@ -191,6 +192,21 @@ def _judged_task(
             )
         )
     return found
+
+
+def _within_limits(
+    context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
+) -> tuple[Evaluation, ...]:  # fmt: skip
+    """Without other groups' finalists whose rl_step takes longer or costs more here than the job allows."""
+    limits, own = context.job.limits, set(screened.configurations)
+
+    def over(one: Evaluation) -> bool:
+        usd = one.rl_step_s * (usage_of(context, one.configuration).usd_per_s or 0.0)
+        return (limits.step is not None and one.rl_step_s > limits.step) or (
+            limits.usd_per_step is not None and usd > limits.usd_per_step
+        )
+
+    return tuple(one for one in evaluations if one.configuration in own or not over(one))
 
 
 def _price(context: Context, evaluations: Sequence[Evaluation], value: FloatArray) -> FloatArray:

@@ -17,6 +17,7 @@ from rlperf.api import facts_of
 from rlperf.plan.answer.prediction import memory_uses
 from rlperf.plan.judge.decisions import judged_objective
 from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.judge.scoring_budget import scored_apart
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.configuration import Configuration
@@ -71,9 +72,13 @@ def brute_force(context: Context, demand: Demand, job: Job) -> tuple[float, Conf
     task = context.tasks[0]
     screened = screen(context, task, (demand,), facts_of(job), prune=False, keep=10**6)
     judge = Judge(context, task)
-    values = [judged_objective(context, judge.evaluate(demand, c)) for c in screened.configurations]
+    judged = [judge.evaluate(demand, each) for each in screened.configurations]
+    # scoring in budgets of its own, which no pair of the screen has
+    apart = (scored_apart(judge, each) for each in judged)
+    judged += [judge.evaluate(demand, each) for each in apart if each is not None]
+    values = [judged_objective(context, each) for each in judged]
     best = int(np.argmin(values))
-    return values[best], screened.configurations[best], len(values)
+    return values[best], judged[best].configuration, len(screened.configurations)
 
 
 def regret(context: Context, demand: Demand, own: float, other: Configuration) -> float | None:

@@ -75,13 +75,20 @@ def fit_host(rows: Sequence[StepRow], date: str, without: str = "") -> EngineHos
 
 def _overhead(value: float, spread: float, rows: Sequence[StepRow], without: str, date: str) -> Overhead:
     """A host term of a framework that is none of the rows'; three digits, for no more is known."""
+    said = "the rollouts of several frameworks", "rlperf.calibrate.engine_host_pool"
+    where = pooled(said, spread, [row.row_id for row in rows], without, date)
+    return Overhead.model_validate({"value": f"{value:.3g} s", "provenance": where})
+
+
+def pooled(said: tuple[str, str], spread: float, rows: Sequence[str], without: str, date: str) -> Provenance:
+    """Where the constant of a framework that is none of the rows' is from; ``said``: over what, and by which module."""
+    over, module = said
     left = f", those of {without} left out" if without else ""
     low, high = (float(f"{np.exp(sign * Z95 * spread):.2g}") for sign in (-1.0, 1.0))
-    where = Provenance(
-        source=f"pooled over the rollouts of several frameworks{left} (rlperf.calibrate.engine_host_pool)",
-        date=date, n=len(rows), rows=tuple(row.row_id for row in rows), low=low, high=high, assumed=True,
+    return Provenance(
+        source=f"pooled over {over}{left} ({module})", date=date, n=len(rows), rows=tuple(rows), low=low, high=high,
+        assumed=True,
     )  # fmt: skip
-    return Overhead.model_validate({"value": f"{value:.3g} s", "provenance": where})
 
 
 def _residuals(rows: Sequence[StepRow]) -> tuple[Callable[[FloatArray], FloatArray], int]:

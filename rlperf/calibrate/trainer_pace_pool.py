@@ -21,12 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlperf.calibrate.engine_host_pool import framework_of, stack_of_row
+from rlperf.calibrate.engine_host_pool import framework_of, pooled, stack_of_row
 from rlperf.calibrate.leave_out_rl_step import stranger
 from rlperf.calibrate.rl_step_predict import predict_step
 from rlperf.calibrate.rl_step_rows import StepRow
 from rlperf.layout import FloatArray
-from rlperf.specs.calibration import Z95
 from rlperf.specs.overhead import Provenance
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
 from rlperf.specs.trainer_pace import Pace, TrainerPace
@@ -90,12 +89,8 @@ def fit_pace(told: Sequence[Residual], stage: str, date: str, without: str = "")
     found = least_squares(off, np.zeros(len(names) + 1), loss="soft_l1", f_scale=2.0)
     slopes = np.asarray(found.jac)
     spread = np.hypot(np.sqrt(np.linalg.inv(slopes.T @ slopes)[0, 0]) * UNSURE, BETWEEN[stage])
-    low, high = (float(f"{np.exp(sign * Z95 * spread):.2g}") for sign in (-1.0, 1.0))
-    left = f", those of {without} left out" if without else ""
-    where = Provenance(
-        source=f"pooled over stages of several frameworks{left} (rlperf.calibrate.trainer_pace_pool)",
-        date=date, n=len(kept), rows=tuple(one.row_id for one in kept), low=low, high=high, assumed=True,
-    )  # fmt: skip
+    said = "stages of several frameworks", "rlperf.calibrate.trainer_pace_pool"
+    where = pooled(said, float(spread), [one.row_id for one in kept], without, date)
     return Pace(value=round(float(np.exp(found.x[0] * UNSURE)), 3), provenance=where)
 
 

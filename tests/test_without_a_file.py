@@ -111,7 +111,8 @@ def test_init_without_answers_writes_nothing_and_shows_no_traceback(
 
     monkeypatch.setattr("sys.stdin", StringIO("Qwen3-8B\n"))
     code, _, err = ask(capsys, monkeypatch, "init", "--out", str(tmp_path / "job.yaml"))
-    assert code == 130
+    assert code == 2
+    assert "no answer to: Devices" in err and "as options" in err
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
 

@@ -350,3 +350,12 @@ def test_recording_cut_short(measured_data: Path) -> None:
     assert len(caught.value.problems) == 39
     kept = read_recording(path, skip_damaged=True)
     assert (kept.skipped_groups, kept.lengths.n) == (39, 0)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_columns_that_are_not_read_are_named(tmp_path: Path, suffix: str) -> None:
+    rows = [{"prompt_tokens": 5, "response_tokens": 7 + i, "gruop": 0} for i in range(3)]
+    plain = "prompt_tokens,response_tokens,gruop\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows)
+    file = tmp_path / f"own{suffix}"
+    file.write_text(plain if suffix == ".csv" else "".join(json.dumps(row) + "\n" for row in rows))
+    assert read_recording(file).unread == ("gruop",)

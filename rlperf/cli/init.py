@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -79,7 +80,13 @@ def _ask(question: str, usual: str, read: Callable[[str], Answer]) -> Answer:
         except SpecError as error:
             raise typer.BadParameter(str(error)) from error
 
-    answer: Answer = typer.prompt(question, usual, value_proc=checked)
+    try:
+        answer: Answer = typer.prompt(question, usual, value_proc=checked)
+    except typer.Abort as abort:
+        if sys.stdin.isatty():  # someone has stopped it
+            raise
+        missing = Problem(f"no answer to: {question}", suggestion="state all five as options: rlperf init --help")
+        raise SpecError(missing) from abort
     return answer
 
 

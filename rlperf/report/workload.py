@@ -42,6 +42,7 @@ def recording_summary(recording: Recording) -> dict[str, Any]:
         "max_response_tokens_inferred": recording.cap_inferred,
         "max_context_tokens": recording.max_context_tokens,
         "multi_turn": table.multi_turn,
+        "columns_not_read": list(recording.unread),
         "skipped": len(recording.skipped),
         "incomplete_groups": recording.skipped_groups,
     }

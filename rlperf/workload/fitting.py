@@ -179,6 +179,8 @@ def _note(censored: float, recording: Recording, table: LengthTable, rows: Lengt
         notes.append(f"the cap of {table.max_response_tokens} tokens is inferred from the pile of responses at it")
     if recording.skipped:
         notes.append(f"{len(recording.skipped)} damaged records or incomplete groups were left out")
+    if recording.unread:
+        notes.append(f"columns that are not read: {', '.join(recording.unread[:8])}")
     if rows.n < table.n_trajectories:
         notes.append(f"fitted on {rows.n:,} responses, every k-th prompt group")
     if table.group_size is None:

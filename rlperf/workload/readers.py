@@ -20,9 +20,9 @@ from rlperf.specs.reader import MOST_BYTES, parse_json, reading
 from rlperf.units import MOST
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.formats import DamagedError, LengthColumns, incomplete_groups, multi_turn, packed_lengths
-from rlperf.workload.lengths import COLUMNS, Int, LengthTable, empty
+from rlperf.workload.lengths import Int, LengthTable, empty
 from rlperf.workload.records import FilterBatch, Recording, RewardTiming, ToolLatency
-from rlperf.workload.tables import NEEDED
+from rlperf.workload.tables import NEEDED, PLAIN
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all, 0 where unknown)
 Path_ = Path | str
@@ -32,7 +32,6 @@ _STEP = re.compile(r"step_(\d+)\.jsonl$")
 _TOOL_LINE = re.compile(r"Step\s*(\d+), Request ID: ([^,]+), Tool: ([^,]+), Latency: ([0-9.eE+-]+) seconds")
 _MOST_PROBLEMS = 1000
 _TEXT = ("output", "response", "completion")
-_PLAIN = (*COLUMNS, "max_response_tokens", "step")
 MOST_LINE = 1 << 26
 """A record of this many bytes is none [bytes]."""
 
@@ -50,6 +49,7 @@ class _Sink:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the file being read: line -> plain record
     problems: list[Problem] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)  # columns of plain records
     progress: Progress | None = None
     done: int = 0
     total: int = 0
@@ -133,9 +133,11 @@ def _read_form(path: Path, name: str, sink: _Sink) -> None:
     if name.endswith(_ARCHIVES):
         _read_archive(path, sink)
     elif name.endswith((".csv", ".parquet")):
-        from rlperf.workload.tables import read_table
+        from rlperf.workload.tables import read_frame, table_of
 
-        sink.tables.append(read_table(path))
+        frame = read_frame(path)
+        sink.unread.update(set(frame.columns) - {*PLAIN})
+        sink.tables.append(table_of(frame, name, np.arange(2, frame.height + 2)))
         sink.advance(path.stat().st_size)
     elif name.endswith(".gz"):
         with gzip.open(path, "rb") as stream:
@@ -247,7 +249,8 @@ def _dispatch(record: dict[str, Any], sink: _Sink, name: str, line: int, file_st
         missing = [key for key in NEEDED if key not in record]
         if missing:
             raise DamagedError(f"field {missing[0]!r} is missing; its fields: {_keys(record)}")
-        sink.rows[line] = {key: record[key] for key in _PLAIN if key in record}
+        sink.rows[line] = {key: record[key] for key in PLAIN if key in record}
+        sink.unread.update(key for key in record if key not in PLAIN)
     else:
         expected = f"{' and '.join(map(repr, NEEDED))}, or 'output' (packed lengths), 'turns', 'reward_time_s'"
         raise DamagedError(f"not a record of lengths: due are {expected}; its fields: {_keys(record)}")
@@ -328,6 +331,7 @@ def _finish(sink: _Sink, skip_damaged: bool, cap: int | None) -> Recording:
         skipped=tuple(sink.problems),
         skipped_groups=sum("incomplete prompt group" in p.message for p in sink.problems),
         files=tuple(sink.files),
+        unread=tuple(sorted(sink.unread)),
         samples_read=samples,
     )
 

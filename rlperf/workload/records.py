@@ -88,6 +88,7 @@ class Recording:
     skipped: tuple[Problem, ...] = ()
     skipped_groups: int = 0
     files: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     samples_read: int = field(default=0)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NEEDED = ("prompt_tokens", "response_tokens")
 """Columns without which a row says nothing; the others have a default."""
 _CAP = "max_response_tokens"
+PLAIN = (*COLUMNS, _CAP, "step")
+"""All columns that are read: one beside them may be another by a wrong name."""
 
 
 def write_table(table: LengthTable, path: Path | str) -> Path:
@@ -41,12 +43,17 @@ def write_table(table: LengthTable, path: Path | str) -> Path:
 
 def read_table(path: Path | str) -> LengthTable:
     """Read a `.csv` or `.parquet` that `write_table` wrote, or any with at least prompt_tokens and response_tokens."""
+    frame = read_frame(path)
+    return table_of(frame, str(path), np.arange(2, frame.height + 2))
+
+
+def read_frame(path: Path | str) -> pl.DataFrame:
+    """The columns of a `.csv` or `.parquet` as they are."""
     import polars as pl
 
     source = Path(path)
     with reading(source):
-        frame = pl.read_parquet(source, glob=False) if source.suffix == ".parquet" else pl.read_csv(source, glob=False)
-    return table_of(frame, str(source), np.arange(2, frame.height + 2))
+        return pl.read_parquet(source, glob=False) if source.suffix == ".parquet" else pl.read_csv(source, glob=False)
 
 
 def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:

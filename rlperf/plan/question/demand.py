@@ -143,7 +143,9 @@ class LengthSource:
     def provenance(self) -> str:
         """Where the lengths are from, in a line."""
         if self.recording is not None:
-            return f"{self.task.name}: recorded, {self.recording.lengths.n:,} responses"
+            unread = ", ".join(self.recording.unread[:8])
+            said = f"{self.task.name}: recorded, {self.recording.lengths.n:,} responses"
+            return said + (f"; columns that are not read: {unread}" if unread else "")
         return f"{self.task.name}: lengths {self.model.provenance.headline()}"
 
     @property

@@ -303,13 +303,15 @@ def token_budgets(
 ) -> list[int]:
     """Tokens per packed microbatch and replica: what the user opens, else longest sequences.
 
-    As many as a stated microbatch has, or 1, 2 and 4 and doublings of that up to `FULL_BUDGET` tokens: four short
-    sequences do not fill a device.
+    As many as a stated microbatch has, or 1, 2 and 4, and powers of two beyond that up to `FULL_BUDGET` tokens: four
+    short sequences do not fill a device, and a shorter maximum keeps the large budgets of a longer one.
 
     >>> token_budgets(None, 18432), token_budgets(None, 3072)
-    ([18432, 36864, 73728], [3072, 6144, 12288, 24576, 49152])
+    ([18432, 36864, 73728], [3072, 6144, 12288, 16384, 32768, 65536])
     """
     if choice:
         return list(choice)
-    more = [each for each in powers_of_two(FULL_BUDGET // longest_tokens) if each > 4]
-    return [each * longest_tokens for each in microbatch or (1, 2, 4, *more)]
+    if microbatch:
+        return [each * longest_tokens for each in microbatch]
+    beyond = [each for each in powers_of_two(FULL_BUDGET) if each > 4 * longest_tokens]
+    return [longest_tokens, 2 * longest_tokens, 4 * longest_tokens, *beyond]

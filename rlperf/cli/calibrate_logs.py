@@ -58,8 +58,10 @@ def logs(
         )
         return
     _show(fit)
-    wrote = "the log tells nothing that another run could use: no file is written" if target is None else str(target)
-    console().print(wrote, soft_wrap=True)
+    nothing = "the log tells nothing that another run could use: no file is written"
+    found = "; jobs in the folder of this one find it by themselves" if out is None else ""
+    wrote = nothing if target is None else f"wrote {target}{found}"
+    console().print(wrote, soft_wrap=True, markup=False)
 
 
 def _show(fit: LogFit) -> None:

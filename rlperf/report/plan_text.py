@@ -94,8 +94,11 @@ def waiting_words(prediction: Prediction) -> str:
     waits = {name.removesuffix("_waits"): share for name, share in prediction.idle_fraction.items() if "_waits" in name}
     if not waits:
         return ""
-    shares = ", ".join(f"{pool} {percent(share)}" for pool, share in waits.items())
-    return f"stages overlap; pools without work: {shares} of their device time"
+    said = (
+        f"{pool} without work {percent(share)} of its device time" if share >= 5e-4 else f"{pool} always at work"
+        for pool, share in waits.items()
+    )
+    return f"stages overlap; {', '.join(said)}"
 
 
 def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:

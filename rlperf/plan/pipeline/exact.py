@@ -21,6 +21,10 @@ from rlperf.plan.pipeline.problem import PipelineProblem
 from rlperf.sim.pipeline import B, F, Op, Orders, StageCosts, W
 
 
+COMPARED = 8
+"""So many schedules of the same set that a new one is compared with take as long as a node."""
+
+
 @dataclass(frozen=True)
 class ExactOrder:
     """Result of `best_order`: an order that beats the limit, or None; ``proven`` False where nodes ran out."""
@@ -133,9 +137,11 @@ def best_order(
                     child = _extend(rows, node, i, begin)
                     nodes += 1
                     if _bound(rows, child, left, i) < limit:
-                        _keep(following.setdefault(done | 1 << i, []), child)
-            if nodes > max_nodes:
-                return ExactOrder(limit_s, None, False, nodes)
+                        beside = following.setdefault(done | 1 << i, [])
+                        nodes += len(beside) // COMPARED
+                        _keep(beside, child)
+                if nodes > max_nodes:
+                    return ExactOrder(limit_s, None, False, nodes)
         layer = following
         if not layer:
             return ExactOrder(limit_s, None, True, nodes)

@@ -20,7 +20,6 @@ from rlperf.errors import SpecError
 from rlperf.plan.pipeline.problem import PipelineProblem
 from rlperf.sim.pipeline import B, F, Op, Orders, StageCosts, W
 
-
 COMPARED = 8
 """So many schedules of the same set that a new one is compared with take as long as a node."""
 

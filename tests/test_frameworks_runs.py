@@ -267,7 +267,7 @@ RESUMED: dict[str, tuple[str, tuple[str, Any]]] = {
     "openrlhf": ("ckpt.save_steps", ("ckpt.load_enable", True)),
     "slime": ("save-interval", ("load", "/ckpt/Qwen3-8B_slime")),
     "areal": ("saver.freq_steps", ("recover.mode", "auto")),
-    "trl": ("save_steps", ("resume_from_checkpoint", "outputs")),
+    "trl": ("save_steps", ("resume_from_checkpoint", "outputs/checkpoint-100")),
     "skyrl": ("trainer.ckpt_interval", ("trainer.resume_mode", "latest")),
     "rlinf": ("runner.save_interval", ("runner.resume_dir", "auto")),
 }

@@ -334,6 +334,7 @@ def _algorithm(run: Run) -> list[Setting]:
     if run.rl_steps:
         steps = run.last_rl_step or run.rl_steps
         settings.append(Setting("total_train_steps", steps, "through the last rl_step of this phase"))
+        settings.append(Setting("total_train_epochs", steps, "enough of any data: the steps end the run"))
         settings.append(Setting("saver.freq_steps", run.saves_every, "and at the end of the phase"))
         settings.append(Setting("recover.freq_steps", run.saves_every))
         settings.append(Setting("recover.mode", "auto", "a phase goes on where the one before it ended"))

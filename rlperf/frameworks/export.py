@@ -13,6 +13,7 @@ from rlperf.frameworks.expressible import check_algorithm
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.phases import checkpoints, in_order
 from rlperf.frameworks.readback import own_maxima, read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
@@ -114,16 +115,16 @@ def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | N
     job = plan.job
     per_node = _devices_per_node(job, folder)
     first, names = plan.phases[0].rl_steps[0], data_names([phase.tasks for phase in plan.phases])
-    phases = []
-    for index, phase in enumerate(plan.phases):
+    runs = []
+    for phase in plan.phases:
         steps = steps_of(job, phase, plan.phases[-1])
         run = with_prediction(_for(adapter, from_phase(phase, job, per_node, folder), job), phase, first, steps)
-        if len(names) > 1:
-            run = replace(run, data=names[phase.tasks])
-        stem = "config" if len(plan.phases) == 1 else f"phase_{index + 1:02d}"
-        lost = own_maxima(phase)
-        phases.append(export_run(run, adapter, version, stem, _decided(phase, job), lost=lost, folder=folder))
-    return phases
+        runs.append(replace(run, data=names[phase.tasks]) if len(names) > 1 else run)
+    stems = [f"phase_{index + 1:02d}" for index in range(len(runs))] if len(runs) > 1 else ["config"]
+    return [
+        export_run(run, adapter, version, stem, _decided(phase, job), lost=own_maxima(phase), folder=folder)
+        for phase, run, stem in zip(plan.phases, in_order(runs), stems, strict=True)
+    ]
 
 
 def write_job(
@@ -185,7 +186,9 @@ def export_run(
         beside = scorer_settings(run.scorers, adapter.name, target, run.devices_per_node)
         kept = [s for s in emission.settings if not any(f"{new.key}.".startswith(f"{s.key}.") for new in beside)]
         emission = replace(emission, settings=(*kept, *beside))
-    unsaid = _unsaid(adapter, emission)
+    readable, unreadable = checkpoints(adapted, adapter.name, target)
+    emission = replace(emission, settings=(*emission.settings, *readable))
+    unsaid = [*unreadable, *_unsaid(adapter, emission)]
     if "/" not in hub_name(run.architecture):
         unsaid.append(Limitation(f"checkpoint {run.architecture}", "its bare name", "nobody published it: state yours"))
     emission = replace(emission, limitations=(*lost, *renamed, *limitations, *emission.limitations, *unsaid))

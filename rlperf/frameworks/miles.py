@@ -102,6 +102,23 @@ class Miles(Slime):
             settings.append(Setting("mtp-num-layers", 1, "yours: as many as the checkpoint has"))
         return settings
 
+    def data(self, run: Run) -> list[Setting]:
+        """As slime's; with megatron-to-hf-mode bridge a run counts from 0 and goes on from an adapter's own folder.
+
+        utils/arguments.py:1980-1983 of 0.0.2; backends/megatron_utils/checkpoint.py:120 and 154 for the folder.
+        """
+        settings = super().data(run)
+        if not (run.trainer.lora_rank and run.resumes and run.rl_steps):
+            return settings
+        kept = next(setting.value for setting in settings if setting.key == "save")
+        counted = run.before[-1].rl_steps if run.before else (run.last_rl_step or 0) - run.rl_steps
+        adapter = f"{kept}/iter_{(counted or 1) - 1:07d}/adapter"
+        return [
+            *(setting for setting in settings if setting.key not in ("num-rollout", "load")),
+            Setting("num-rollout", run.rl_steps, "rl_steps of this phase: bridge counts from 0"),
+            Setting("lora-adapter-path", adapter, "the last of the phase before"),
+        ]
+
     def asked(self, run: Run) -> MilesFacts:
         """What rules ask of a run that is written."""
         return MilesFacts(**vars(super().asked(run)), sends_p2p=run.weight_sync == "rdma")

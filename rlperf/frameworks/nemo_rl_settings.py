@@ -185,6 +185,7 @@ def algorithm_settings(run: Run) -> list[Setting]:
     if run.rl_steps:
         steps = run.last_rl_step or run.rl_steps
         settings.append(Setting("grpo.max_num_steps", steps, "through the last rl_step of this phase"))
+        settings.append(Setting("grpo.max_num_epochs", steps, "enough of any data: the steps end the run"))
         settings.append(Setting("checkpointing.enabled", True))
         kept = run.kept_in("results/rlperf")
         settings.append(Setting("checkpointing.checkpoint_dir", kept, "yours; the same for every phase of a task"))

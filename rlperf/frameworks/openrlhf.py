@@ -127,12 +127,14 @@ class OpenRlhf:
         run = _with_derived(run)
         settings = write_fields(self.fields, run, target)
         old = {} if target.has("vllm.num_engines") else {new: name for name, new in OPENRLHF_NAMES.items()}
-        added = [replace(s, key=old.get(s.key, s.key)) for s in (*_placement(run), *_algorithm(run))]
+        rates, lost = _rates(run, target)
+        own = (*_placement(run), *_algorithm(run), *rates)
+        added = [replace(s, key=old.get(s.key, s.key)) for s in own]
         if old:  # what became one length
             added.append(Setting("prompt_max_len", run.batch.max_prompt_tokens))
         chosen = {s.key: s for s in (*settings, *added)}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
-        return Emission(tuple(kept), (), "openrlhf.cli.train_ppo_ray", (), run)
+        return Emission(tuple(kept), lost, "openrlhf.cli.train_ppo_ray", (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.sh`` with one array of flags."""
@@ -145,7 +147,7 @@ class OpenRlhf:
         given = {yours[s.key]: s.value for s in emission.settings if s.key in yours}
         flags = [replace(s, value=f"${yours[s.key]}") if s.key in yours else s for s in emission.settings]
         launch = f'python3 -m {shlex.quote(emission.entry)} "${{ARGS[@]}}" "$@"'
-        body = [*defaults(given), *argument_array("ARGS", flags), launch]
+        body = ['cd "$(dirname "$0")"', *defaults(given), *argument_array("ARGS", flags), launch]
         return {f"{stem}.sh": script(header, body)}
 
     def detect(self, source: Source) -> float:
@@ -256,13 +258,28 @@ def _algorithm(run: Run) -> list[Setting]:
             Setting("actor.eps_clip_low_high", [0.2, 0.28]),
         ]
     if run.rl_steps:
-        steps = run.last_rl_step or run.rl_steps
-        samples = steps * run.batch.prompts
-        settings.append(Setting("data.max_samples", samples, "prompts through the last rl_step of this phase"))
+        samples = run.through(lambda batch: batch.generated_prompts or batch.prompts)
+        drawn = "on average drawn" if algorithm == "dapo" else "drawn"
+        settings.append(Setting("data.max_samples", samples, f"prompts {drawn} through the last rl_step of this phase"))
         settings.append(Setting("ckpt.save_steps", run.saves_every, "and at the end of the phase"))
         settings.append(Setting("ckpt.path", run.kept_in("ckpt/rlperf"), "yours; the same for every phase of a task"))
         settings.append(Setting("ckpt.load_enable", run.resumes, "goes on where the phase before ended"))
     return settings
+
+
+def _rates(run: Run, target: Target) -> tuple[list[Setting], tuple[Limitation, ...]]:
+    """What keeps learning rates from falling to their end with every phase, as the cosine over data.max_samples does.
+
+    Which schedules take ``min_lr`` is asked since 0.11 (0.11.2 utils/deepspeed/deepspeed.py:369): before, none is
+    written.
+    """
+    if not (run.before or run.after):
+        return [], ()
+    if target.version in ("0.9", "0.10"):
+        lost = "the learning rate falls to its end in each of them"
+        return [], (Limitation("one schedule of the learning rate over all phases", "one of each phase", lost),)
+    roles = ("actor", "critic") if run.algorithm == "ppo" else ("actor",)
+    return [Setting(f"{role}.lr_scheduler", "constant", "yours, over all phases") for role in roles], ()
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

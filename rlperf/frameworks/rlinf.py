@@ -230,9 +230,8 @@ def _with_derived(run: Run) -> Run:
 def _placement(run: Run) -> list[Setting]:
     """Ranks of GPUs: the trainer's first; rewards are computed beside the rollout."""
     trainer, shares = run.trainer.devices, run.traits.shares_devices
-    first = 0 if shares else trainer
+    first, parked = 0 if shares else trainer, run.trainer.parked is not False
     engine = f"{first}-{first + run.rollout.devices - 1}"
-    parked = run.trainer.parked is not False
     settings = [
         Setting("cluster.num_nodes", run.nodes),
         Setting(f"{PLACED}.actor", f"0-{trainer - 1}"),
@@ -270,19 +269,19 @@ def _names(run: Run) -> list[Setting]:
     model = f"/ckpt/{hub_name(run.architecture).rpartition('/')[2]}"
     named = ("rollout.model.model_path", M + "model_path", "actor.tokenizer.tokenizer_model")
     settings = [Setting(key, model, "yours") for key in named]
-    if run.rl_steps:
-        settings.append(Setting("runner.max_steps", run.last_rl_step or run.rl_steps, "through this phase's last"))
-        settings.append(Setting("runner.save_interval", run.saves_every, "and at the end of the phase"))
-        settings.append(Setting("runner.resume_dir", "auto" if run.resumes else None, "goes on where one ended"))
-        settings += _kept(run)
-    return settings
+    return settings + (_lasting(run, run.last_rl_step or run.rl_steps) if run.rl_steps else [])
 
 
-def _kept(run: Run) -> list[Setting]:
-    """Checkpoints go to ``output_dir/experiment_name/checkpoints`` and auto looks for them below the logger's path
-    (runners/reasoning_runner.py:360, 291 of 0.3.0), so the two are one folder, and every task's own."""
+def _lasting(run: Run, last: int) -> list[Setting]:
+    """How long the run is; checkpoints go to ``output_dir/experiment_name/checkpoints`` and auto looks for them below
+    the logger's path (runners/reasoning_runner.py:360, 291 of 0.3.0), so the two are one folder, and every task's own.
+    """
     above, name = run.kept_in("results/rlperf").rsplit("/", 1)
     return [
+        Setting("runner.max_steps", last, "through this phase's last"),
+        Setting("runner.max_epochs", last, "enough of any data: the steps end the run"),
+        Setting("runner.save_interval", run.saves_every, "and at the end of the phase"),
+        Setting("runner.resume_dir", "auto" if run.resumes else None, "goes on where one ended"),
         Setting("runner.output_dir", above, "yours"),
         Setting("runner.experiment_name", name, "yours; the same for every phase of a task"),
         Setting("runner.logger.log_path", f"{above}/{name}", "where resume_dir=auto looks: output_dir/experiment_name"),

@@ -9,7 +9,7 @@ Key tables name a field as ``trainer.token_budget``; `ref` finds it, and fails a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import gcd
@@ -228,6 +228,7 @@ class Run:
     critic : name and value of what a critic has otherwise than the trainer
     critic_devices : of a critic on devices of its own; 0: those of the trainer
     rl_steps, last_rl_step : length and end of a phase of a plan, None: as long as the framework's own epochs;
+        before, after : the other phases of a plan on the same data, in order;
         checkpoint_every : rl_steps between checkpoints; training_s, rollout_s : predicted seconds of the phase
     data : name of the data that the phase trains on
     recipe : an experimental program of the framework that an imported file starts
@@ -248,6 +249,8 @@ class Run:
     devices_per_node: int = 8
     rl_steps: int | None = None
     last_rl_step: int | None = None
+    before: tuple[Run, ...] = ()
+    after: tuple[Run, ...] = ()
     checkpoint_every: int | None = None
     data: str = "train"
     training_s: float | None = None
@@ -275,6 +278,18 @@ class Run:
     def resumes(self) -> bool:
         """Whether another phase was before this one."""
         return bool(self.rl_steps and self.last_rl_step and self.last_rl_step > self.rl_steps)
+
+    def through(self, each: Callable[[BatchFacts], int]) -> int:
+        """What ``each`` counts of one rl_step, over all of them through this phase's last; phases may differ in it.
+
+        >>> first = Run(rl_steps=50, last_rl_step=50, batch=BatchFacts(64))
+        >>> second = Run(rl_steps=30, last_rl_step=80, batch=BatchFacts(96), before=(first,))
+        >>> second.through(lambda batch: batch.prompts)
+        6080
+        """
+        earlier = [(run.rl_steps or 0, each(run.batch)) for run in self.before]
+        own = (self.last_rl_step or self.rl_steps or 0) - sum(steps for steps, _ in earlier)
+        return sum(steps * count for steps, count in earlier) + own * each(self.batch)
 
     def kept_in(self, folder: str) -> str:
         """Where checkpoints go: a folder for each task, as one task does not go on from the checkpoint of another.

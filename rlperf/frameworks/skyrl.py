@@ -273,8 +273,10 @@ def _names(run: Run) -> list[Setting]:
         Setting(T + "eval_before_train", False, "yours"),
     ]
     if run.rl_steps:
+        last = run.last_rl_step or run.rl_steps
         settings += [
-            Setting(T + "max_training_steps", run.last_rl_step or run.rl_steps, "through this phase's last rl_step"),
+            Setting(T + "max_training_steps", last, "through this phase's last rl_step"),
+            Setting(T + "epochs", last, "enough of any data: the steps end the run"),
             Setting(T + "ckpt_interval", run.saves_every, "and at the end of the phase"),
             Setting(T + "ckpt_path", run.kept_in("/ckpt/rlperf"), "yours; the same for every phase of a task"),
             Setting(T + "resume_mode", "latest", "a phase goes on where the one before it ended"),

@@ -180,7 +180,7 @@ class Slime:
             sent = f"requests that {self.name} sends to an engine"
             settings.append(Setting(CONCURRENCY, run.rollout.max_running, sent))
         settings += whole_prompts(run, sglang_flag)
-        settings += [*self.placement(run, target), *self.training(run), *model, *_data(run, self.name)]
+        settings += [*self.placement(run, target), *self.training(run), *model, *self.data(run)]
         chosen = {s.key: s for s in settings}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
         return Emission(tuple(kept), (), "train_async.py" if run.traits.runs_ahead else "train.py", (), run)
@@ -253,6 +253,10 @@ class Slime:
     def endless(self, run: Run, target: Target) -> list[Setting]:
         """What makes rollouts go on through training and weight sync."""
         return [Setting("rollout-function-path", FULLY_ASYNC, "rollouts go on through training and sync")]
+
+    def data(self, run: Run) -> list[Setting]:
+        """Names and paths of models and data, how long the run is and what it goes on from."""
+        return _data(run, self.name)
 
     def training(self, run: Run) -> list[Setting]:
         """The algorithm, and what a trainer of Megatron is told beside its layout."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
@@ -230,14 +231,15 @@ def _algorithm(run: Run) -> list[Setting]:
     if run.algorithm == "dapo":
         settings.append(Setting("epsilon_high", 0.28))
     if run.rl_steps:
-        updates = run.batch.updates
-        last = run.last_rl_step or run.rl_steps
-        settings.append(Setting("max_steps", last * updates, "optimizer updates through this phase's last rl_step"))
-        settings.append(Setting("save_steps", run.saves_every * updates, "and at the end of the phase"))
-        if run.resumes:
-            settings.append(
-                Setting("resume_from_checkpoint", run.kept_in("outputs"), "yours: output_dir's last checkpoint")
-            )
+        updates, through = run.batch.updates, run.through(lambda batch: batch.updates)
+        settings.append(Setting("max_steps", through, "optimizer updates through this phase's last rl_step"))
+        each = gcd(through, (run.checkpoint_every or run.rl_steps) * updates)
+        settings.append(Setting("save_steps", each, "and at the end of the phase"))
+        if run.resumes:  # transformers trainer.py: a text is the checkpoint itself, no folder of several
+            ended = f"{run.kept_in('outputs')}/checkpoint-{through - run.rl_steps * updates}"
+            settings.append(Setting("resume_from_checkpoint", ended, "the last of the phase before"))
+        if run.before or run.after:
+            settings.append(Setting("lr_scheduler_type", "constant", "yours: linear ends at 0 with every phase"))
     return settings
 
 

@@ -280,6 +280,7 @@ def logging_settings(run: Run) -> list[Setting]:
     if steps:
         last = run.last_rl_step or steps
         settings.append(Setting("trainer.total_training_steps", last, "through the last rl_step of this phase"))
+        settings.append(Setting("trainer.total_epochs", last, "enough of any data: the steps end the run"))
         settings.append(Setting("trainer.save_freq", run.saves_every, "and at the end of the phase"))
         settings.append(Setting("trainer.resume_mode", "auto", "a phase goes on where the one before it ended"))
         kept = run.kept_in("checkpoints/rlperf")

@@ -199,6 +199,14 @@ def _release(text: str, otherwise: int) -> tuple[int, int]:
     return (int(found.group(1)), int(found.group(2))) if found else (otherwise, otherwise)
 
 
+class CheckpointForm(Frozen):
+    """What a trainer's checkpoint is laid out by: a phase that has these values otherwise cannot go on from it."""
+
+    tied: tuple[str, ...] = Field(description="names of layout values, and devices")
+    key: str = Field("", description="of the framework: true writes optimizer states that any layout reads")
+    source: str = Field(description="where in the framework's source")
+
+
 class FrameworkFacts(Frozen):
     """A framework in one version and backend, for the planner and the cost of an rl_step."""
 
@@ -229,6 +237,9 @@ class FrameworkFacts(Frozen):
     runs: tuple[PoolSpec, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
+    checkpoints: dict[str, CheckpointForm] = Field(
+        {}, description="trainer backend -> what its checkpoints are tied to; absent: any layout reads them"
+    )
     rules: tuple[Rule, ...] = ()
     sources: dict[str, str]
     relative: str = Field("", description="framework whose overheads it is predicted with until its own are measured")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,11 +13,13 @@ from random import Random
 import pytest
 import yaml
 
+from rlperf.errors import ExportError
 from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.fields import Setting
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
-from rlperf.frameworks.keytable import key_table
+from rlperf.frameworks.keytable import flatten, key_table
 from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.sources import _override_value
 from rlperf.frameworks.writing import yaml_scalar, yaml_text
 
 from .framework_samples import SHIPPED, sample_run, with_values
@@ -28,12 +32,12 @@ def _launched(folder: Path, script: str) -> list[str]:
     """The words that an exported script hands to its program; every program of a launch is a stub."""
     stubs, log = folder / "stubs", folder / "words"
     stubs.mkdir(exist_ok=True)
-    for name in ("python3", "ray", "uv", "accelerate", "trl"):
+    for name in ("python", "python3", "ray", "uv", "accelerate", "trl"):
         (stubs / name).write_text(STUB)
         (stubs / name).chmod(0o755)
-    checkout = {name: str(folder) for name in ("SLIME", "AREAL", "NEMO_RL")}
+    checkout = {name: str(folder) for name in ("SLIME", "MILES", "AREAL", "NEMO_RL", "SKYRL", "RLINF")}
     environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUB_LOG": str(log), "HOME": "/opt/me", **checkout}
-    environment |= {"NEMO_RL_SINGLE_CONTROLLER": "controller.py"}
+    environment |= {"NEMO_RL_SINGLE_CONTROLLER": "controller.py", "PROGRAM": "p", "CONFIG_PATH": "c", "CONFIG": "c"}
     models = folder / "scripts" / "models"
     models.mkdir(parents=True, exist_ok=True)
     (models / "mine.sh").write_text("MODEL_ARGS=(--of-the-checkout)\n")
@@ -62,6 +66,65 @@ def test_nothing_in_a_name_is_run(framework: str, tmp_path: Path) -> None:
     else:
         assert MODEL in "".join(str(value) for value in _texts(yaml.safe_load(files["config.yaml"])))
     assert framework == "trl" or any("train.py; touch ran" in word for word in words)
+
+
+NAMES = (
+    ("-x", "--x", "a=b"),
+    ("yes", "null", "1e3"),
+    ("007", "{}", "[1]"),
+    ("a\nb: c", "é\u2028中 50% #no", "$(touch ran)`touch ran`; touch ran"),
+    ('it\'s "mine" \\', "\\n\\' {a: 1} ${", "${HOME}/x"),
+)
+"""What a model, data or a project may be called."""
+NAMED = {
+    "verl": ("actor_rollout_ref.model.path", "data.train_files", "trainer.experiment_name"),
+    "nemo_rl": ("policy.model_name", "logger.wandb.project", "logger.wandb.name"),
+    "openrlhf": ("actor.model_name_or_path", "data.prompt_dataset", "reward.remote_url"),
+    "slime": ("hf-checkpoint", "prompt-data", "wandb-project"),
+    "miles": ("hf-checkpoint", "prompt-data", "wandb-project"),
+    "trl": ("model_name_or_path", "dataset_name", "run_name"),
+    "skyrl": ("trainer.policy.model.path", "trainer.project_name", "trainer.run_name"),
+    "rlinf": ("rollout.model.model_path", "runner.experiment_name", "runner.output_dir"),
+    "areal": ("actor.path", "train_dataset.path", "experiment_name"),
+}
+
+
+def _stated(framework: str, words: Sequence[str], folder: Path) -> dict[str, str]:
+    """Key -> value as the framework gets it: from its file, or from the words that its program is started with."""
+    if framework in ("openrlhf", "slime", "miles"):
+        pairs = zip(words, [*words[1:], ""], strict=True)
+        return dict(word[2:].split("=", 1) if "=" in word else (word[2:], after) for word, after in pairs)
+    if framework in ("skyrl", "rlinf"):
+        read = yaml.safe_load if framework == "skyrl" else _override_value
+        return {key.lstrip("+"): read(text) for key, _, text in (word.partition("=") for word in words) if text}
+    return flatten(yaml.safe_load((folder / "config.yaml").read_text()))
+
+
+@pytest.mark.parametrize("framework", NAMED)
+def test_names_of_any_text_arrive_as_they_are(framework: str, tmp_path: Path) -> None:
+    """Nothing of a name is run, its program or file gets the name, and an import reads the name."""
+    adapter, emission = adapter_of(framework), None
+    random = Random(3)
+    while emission is None:
+        with suppress(ExportError):
+            run = sample_run(random, framework)
+            emission = export_run(run, adapter, key_table(framework).versions[-1], "config").emission
+    for number, names in enumerate(NAMES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        own = {setting.key: setting for setting in emission.settings}
+        own |= {key: Setting(key, name, name) for key, name in zip(NAMED[framework], names, strict=True)}
+        files = adapter.render(replace(emission, settings=tuple(own.values())), "config", [*names])
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        stated = _stated(framework, _launched(folder, "config.sh"), folder)
+        configs = [folder / name for name in sorted(files, key=lambda name: name.endswith(".sh"))]
+        read = import_config([path for path in configs if "accelerate" not in path.name], framework).source.keys
+        by_shell = not (folder / "config.yaml").exists() or framework in ("skyrl", "rlinf")
+        for key, name in zip(NAMED[framework], names, strict=True):
+            assert stated[key] == (name.replace("${HOME}", "/opt/me") if by_shell else name)
+            asked = name.replace("${HOME}", "${oc.env:HOME}") if framework in ("skyrl", "rlinf") else name
+            assert read[key] == asked
 
 
 def _texts(data: object) -> list[str]:

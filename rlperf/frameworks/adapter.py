@@ -49,6 +49,8 @@ class Source:
     bases: tuple[str, ...] = ()
     additions: frozenset[str] = frozenset()
     """Keys that the user marked as new (hydra's ``+``)."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Flag -> its word on the command line, whatever it reads as."""
     launcher: Mapping[str, Value] = field(default_factory=dict)
     """What the launcher (accelerate, torchrun) is told: ``num_processes`` and the like; no keys of the framework."""
 

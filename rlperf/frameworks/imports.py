@@ -97,6 +97,7 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     adapter = adapter_of(name) if name else detect(source, file)
     version = version or newest_version(adapter, source)
     target = adapter.target(source, version)
+    source = _with_names(source, target)
     try:
         run, understood = read_run(adapter, source, target)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
@@ -106,6 +107,19 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     scorers, read = read_scorers(adapter.name, source.keys)
     unknown, illegal = check_keys(source, target)
     return Imported(adapter, target, source, replace(run, scorers=scorers), understood | read, unknown, illegal)
+
+
+_TYPED = {"slime": "miles"}
+"""Where the flags of a framework were listed without types: the fork whose own parser has them."""
+
+
+def _with_names(source: Source, target: Target) -> Source:
+    """The source with text as it stands on the command line: a name may be ``007`` or ``null``."""
+    typed = key_table(_TYPED.get(target.table.framework, target.table.framework))
+    version = target.version if typed is target.table else typed.versions[-1]
+    texts = {key for key in source.words if (spec := typed.find(key, version)) and spec.kind == "str"}
+    named = {key: source.words[key] for key in texts if not isinstance(source.keys.get(key), str)}
+    return replace(source, keys={key: named.get(key, value) for key, value in source.keys.items()})
 
 
 def detect(source: Source, file: str = "") -> Adapter:

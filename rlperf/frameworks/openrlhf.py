@@ -145,9 +145,8 @@ class OpenRlhf:
         }
         yours |= {old: yours[new] for old, new in OPENRLHF_NAMES.items() if new in yours}
         given = {yours[s.key]: s.value for s in emission.settings if s.key in yours}
-        flags = [replace(s, value=f"${yours[s.key]}") if s.key in yours else s for s in emission.settings]
         launch = f'python3 -m {shlex.quote(emission.entry)} "${{ARGS[@]}}" "$@"'
-        body = ['cd "$(dirname "$0")"', *defaults(given), *argument_array("ARGS", flags), launch]
+        body = ['cd "$(dirname "$0")"', *defaults(given), *argument_array("ARGS", emission.settings, yours), launch]
         return {f"{stem}.sh": script(header, body)}
 
     def detect(self, source: Source) -> float:

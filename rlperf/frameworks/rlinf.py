@@ -38,7 +38,7 @@ from rlperf.frameworks.nearest import (
     without_ulysses,
 )
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
-from rlperf.frameworks.writing import comment, script, shell_word, yaml_scalar
+from rlperf.frameworks.writing import comment, hydra_value, script, shell_word, yaml_scalar
 
 M, F, A = "actor.model.", "actor.fsdp_config.", "algorithm."
 SAMPLING = "rollout.sampling_params"
@@ -149,7 +149,7 @@ class Rlinf:
         """``<stem>.sh``: hydra overrides over a configuration of the user's, which RLinf's packages do not hold."""
         lines = ["ARGS=(", f"  '~{PLACED}'"]
         for setting in emission.settings:
-            word = "  " + shell_word(f"++{setting.key}={yaml_scalar(setting.value)}")
+            word = "  " + shell_word(f"++{setting.key}={hydra_value(setting.value)}")
             lines.append(f"{word.ljust(72)}  # {comment(setting.why)}" if setting.why else word)
         body = [
             'cd "${RLINF:?set RLINF to your RLinf checkout}"',

@@ -61,7 +61,7 @@ from rlperf.frameworks.skyrl_reading import (
     read_rest,
     read_trainer,
 )
-from rlperf.frameworks.writing import comment, script, shell_word, yaml_scalar
+from rlperf.frameworks.writing import comment, hydra_value, script, shell_word, yaml_scalar
 
 ASYNC, PACKAGE_ASYNC = "examples.train.fully_async.main_fully_async", "examples.fully_async.main_fully_async"
 """In no package, and so by analogy: skyrl 0.4 names ``examples/train/fully_async/main_fully_async_sim.py``
@@ -198,10 +198,10 @@ class Skyrl:
         hydra = PACKAGE in emission.base
         extra = _EXTRAS[hydra, emission.run.trainer.backend == "megatron"]
         stated = key_table(self.name).keys(PACKAGE)
-        lines = ["ARGS=("]
+        lines, spelt = ["ARGS=("], hydra_value if hydra else yaml_scalar
         for setting in emission.settings:
             new = "+" if hydra and setting.key not in stated else ""  # hydra's word for a key that its base has not
-            word = "  " + shell_word(f"{new}{setting.key}={yaml_scalar(setting.value)}")
+            word = "  " + shell_word(f"{new}{setting.key}={spelt(setting.value)}")
             lines.append(f"{word.ljust(72)}  # {comment(setting.why)}" if setting.why else word)
         checkout = "skyrl-train of your SkyRL checkout" if hydra else "your SkyRL checkout"  # README.md:54 of 0.3.1
         body = [

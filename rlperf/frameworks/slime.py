@@ -191,7 +191,7 @@ class Slime:
         stated = {setting.key for setting in emission.settings}
         arch_keys = {setting.key for setting in model_flags(emission.run) if setting.key in stated}
         given = {yours[s.key]: s.value for s in emission.settings if s.key in yours}
-        flags = [replace(s, value=f"${yours[s.key]}") if s.key in yours else s for s in emission.settings]
+        flags = emission.settings
         checkout = f"{self.name.upper()}:?set {self.name.upper()} to your {self.name} checkout"
         body = [f'cd "${{{checkout}}}"', *defaults(given)]
         sourced = emission.run.model_script or _model_script(emission.run.architecture, self.name)
@@ -202,7 +202,7 @@ class Slime:
         else:
             asked = f"MODEL_SCRIPT:?no script of {self.name} is known that sets MODEL_ARGS of this model"
             body.append(f'source "${{{asked}}}"')
-        body += argument_array("ARGS", [flag for flag in flags if flag.key not in arch_keys])
+        body += argument_array("ARGS", [flag for flag in flags if flag.key not in arch_keys], yours)
         body += [
             'ray job submit --address="${RAY_ADDRESS:-http://127.0.0.1:8265}" \\',
             '  --runtime-env-json=\'{"env_vars":{"CUDA_DEVICE_MAX_CONNECTIONS":"1"}}\' -- \\',

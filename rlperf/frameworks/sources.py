@@ -24,6 +24,7 @@ _ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
 _ENVIRONMENT = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}|\$([A-Z_][A-Z0-9_]*)")
 """What the shell would have filled in before hydra saw it: OmegaConf asks the environment by a resolver."""
 _GIVEN = re.compile(r"^(\w+)=(.*)$", re.DOTALL)
+_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _LONE = re.compile(r"^([a-z]\w*=)", re.MULTILINE)
 _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
 _LAUNCHER = {
@@ -49,6 +50,7 @@ class _Gathered:
     additions: set[str] = field(default_factory=set)
     launcher: dict[str, Value] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
     _sections: set[str] = field(default_factory=set)
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
@@ -70,6 +72,7 @@ class _Gathered:
             self.entry,
             tuple(self.bases),
             frozenset(self.additions),
+            dict(self.words),
             dict(self.launcher),
         )
 
@@ -312,6 +315,8 @@ def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gat
         return taken
     value: Value = True if not values else _scalar(values[0]) if len(values) == 1 else [_scalar(v) for v in values]
     gathered.put(name, value, str(path), word.line)
+    if len(values) == 1:
+        gathered.words[name] = values[0]
     return taken
 
 
@@ -340,14 +345,20 @@ def _read_override(match: re.Match[str], word: Word, path: Path, gathered: _Gath
 
 
 def _override_value(text: str) -> Value:
-    """A value in hydra's override grammar: YAML-like, with ``{a:1}`` and quotes."""
+    r"""A value in hydra's override grammar: YAML-like, with ``{a:1}``, and quotes in which only quotes are escaped.
+
+    >>> _override_value("1e-6"), _override_value(r"'it\'s'"), _override_value("'null'"), _override_value("{a:1}")
+    (1e-06, "it's", 'null', {'a': 1})
+    """
+    if quoted := _QUOTED.fullmatch(text):
+        return re.sub(r"(\\+)(?=$|')", lambda slashes: slashes[1][: len(slashes[1]) // 2], quoted[1])
     spaced = re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
     try:
         value = yaml.safe_load(spaced)
     except yaml.YAMLError:
         return text
     if isinstance(value, str):
-        return _scalar(value)
+        return value if text.lstrip().startswith('"') else _scalar(value)
     return text if value is not None and not isinstance(value, bool | int | float | str | list | dict) else value
 
 

@@ -7,11 +7,14 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 import yaml
 
 from rlperf.frameworks.fields import Setting
 from rlperf.frameworks.keytable import Value
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def yaml_scalar(value: Value) -> str:
@@ -36,6 +39,21 @@ def yaml_scalar(value: Value) -> str:
         return "{" + ", ".join(f"{yaml_scalar(name)}: {yaml_scalar(below)}" for name, below in value.items()) + "}"
     text = str(value)
     return text if _plain(text) else yaml.safe_dump(text, default_style='"', width=float("inf")).strip()
+
+
+def hydra_value(value: Value) -> str:
+    """A value in hydra's override grammar, in whose quotes only quotes are escaped, and slashes before them.
+
+    >>> print(hydra_value("a: b"), hydra_value("it's"), hydra_value(["x", 1]), hydra_value(None))
+    'a: b' 'it\\'s' [x,1] null
+    """
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(hydra_value, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{hydra_value(below)}" for name, below in value.items()) + "}"
+    if not isinstance(value, str) or _plain(value):
+        return yaml_scalar(value)
+    return "'" + re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), value) + "'"
 
 
 _WORDS = re.compile(r"[\w./@+-]+(?: [\w./@+-]+)*", re.ASCII)
@@ -91,8 +109,14 @@ def _emit(tree: Mapping[str, Value], depth: int, lines: list[str]) -> None:
             _emit(below, depth + 1, lines)
 
 
-def flag_lines(settings: Iterable[Setting]) -> list[str]:
-    """One shell line per flag: ``--name value``; true is the bare flag, false and None leave it out."""
+def flag_lines(settings: Iterable[Setting], variables: Mapping[str, str] = _NONE) -> list[str]:
+    """One shell line per flag: ``--name value``; true is the bare flag, false and None leave it out.
+
+    ``variables``: flag -> the variable of the script that holds its value
+
+    >>> flag_lines([Setting("load", "-x"), Setting("save", "/a b")], {"save": "SAVE"})
+    ['--load=-x', '--save "${SAVE}"']
+    """
     lines = []
     for setting in settings:
         if setting.value is None or setting.value is False:
@@ -103,8 +127,14 @@ def flag_lines(settings: Iterable[Setting]) -> list[str]:
         elif isinstance(setting.value, list | tuple):
             lines.append(" ".join([name, *(shell_word(flag_value(part)) for part in setting.value)]))
         else:
-            lines.append(f"{name} {shell_word(flag_value(setting.value))}")
+            text = flag_value(setting.value)
+            word = f'"${{{variables[setting.key]}}}"' if setting.key in variables else shell_word(text)
+            lines.append(f"{name}{'=' if _MISREAD.match(text) else ' '}{word}")
     return lines
+
+
+_MISREAD = re.compile(r"-(?![\d.])|[A-Za-z_][\w./@-]*=")
+"""A value that argparse takes for a flag, or a reader of scripts for an override, when it stands by itself."""
 
 
 def flag_value(value: Value) -> str:
@@ -134,11 +164,13 @@ def defaults(named: Mapping[str, Value]) -> list[str]:
     return [f'[ -n "${{{name}:-}}" ] || {name}={shell_word(str(value))}' for name, value in named.items()]
 
 
-def argument_array(name: str, settings: Sequence[Setting], *, width: int = 52) -> list[str]:
-    """A bash array of flags, one a line, each with its reason."""
+def argument_array(
+    name: str, settings: Sequence[Setting], variables: Mapping[str, str] = _NONE, *, width: int = 52
+) -> list[str]:
+    """A bash array of flags, one a line, each with its reason; ``variables`` as in `flag_lines`."""
     lines = [f"{name}=("]
     for setting in settings:
-        for text in flag_lines([setting]):
+        for text in flag_lines([setting], variables):
             lines.append(f"  {text.ljust(width)} # {comment(setting.why)}" if setting.why else f"  {text}")
     return [*lines, ")"]
 

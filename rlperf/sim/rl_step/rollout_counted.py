@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -66,17 +66,28 @@ class Counted:
         """Makespan at a concurrency, a cache that binds counting as one; mean over the rl_steps that are counted [s].
 
         Who waits for an environment runs beside others the sooner engine_steps are. Of several turns engine_steps are
-        counted at paces half an octave apart, and the makespan is interpolated at the pace that they come out at.
+        counted at paces half an octave apart: the two between which they come out as they were counted. There, by the
+        logarithm, lies the makespan.
         """
         if all(table.single_turn for table in self.tables):
             return _makespan_s(self._census(replicas, concurrency, limits, 1.0, PLAIN), cost)[0]
         options = EngineOptions(trajectories=self.demand.batch.under_way(replicas))
-        count = partial(self._census, replicas, concurrency, limits, options=options)
-        s = float(cost.decode_s(float(concurrency), concurrency * self.flow.context))
-        _, s = _makespan_s(count(pace_s=_paces(s)[0]), cost)
-        low, high = _paces(s)
-        ends = [_makespan_s(count(pace_s=pace), cost)[0] for pace in (low, high)]
-        return float(np.interp(np.log(s), np.log([low, high]), ends))
+
+        @cache
+        def at(half_octave: int) -> tuple[float, float]:
+            """(makespan, how much slower engine_steps come out than they were counted, as a logarithm)."""
+            pace_s = 2.0 ** (half_octave / 2.0)
+            makespan, s = _makespan_s(self._census(replicas, concurrency, limits, pace_s, options), cost)
+            return makespan, float(np.log(s / pace_s))
+
+        full = float(cost.decode_s(float(concurrency), concurrency * self.flow.context))
+        low = int(np.floor(2.0 * np.log2(full)))
+        while at(low)[1] < 0.0:
+            low -= 1
+        while at(low + 1)[1] > 0.0:
+            low += 1
+        (below, slower), (above, faster) = at(low), at(low + 1)
+        return below + (above - below) * slower / max(slower - faster, 1e-12)
 
     def _census(
         self, replicas: int, concurrency: int, limits: EngineLimits, pace_s: float, options: EngineOptions
@@ -204,12 +215,6 @@ def _concurrency(
         return ((low, 1.0),)
     upper = float(np.log(fit / low) / np.log(high / low))
     return ((low, 1.0 - upper), (high, upper))
-
-
-def _paces(s: float) -> tuple[float, float]:
-    """Powers of the root of two on both sides of a pace [s]."""
-    low = np.floor(2.0 * np.log2(s)) / 2.0
-    return float(2.0**low), float(2.0 ** (low + 0.5))
 
 
 def _makespan_s(counted: list[list[StepCensus]], cost: EngineStepCost) -> tuple[float, float]:

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rlperf.errors import InfeasibleError, SpecError
-from rlperf.plan.pipeline import Freedom, PipelineProblem, optimize, stage_layout, standard_schedules, uniform_partition
+from rlperf.plan.pipeline import (
+    Freedom,
+    PipelineProblem,
+    exact,
+    optimize,
+    stage_layout,
+    standard_schedules,
+    uniform_partition,
+)
 from rlperf.plan.pipeline.bounds import assignment_bound_s
 from rlperf.plan.pipeline.exact import best_order, best_plan
 from rlperf.plan.pipeline.list_schedule import ListScheduler, Policy, priorities
@@ -97,6 +105,23 @@ def test_small_plans_are_proven_optimal(seed: int, layers: int, devices: int, co
 def test_exact_gives_up_honestly() -> None:
     problem = PipelineProblem(random_profile(5, 5), MicrobatchSizes.equal(3), 2)
     assert not best_plan(problem, float("inf"), max_nodes=50).proven
+
+
+def test_exact_counts_what_it_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules that differ in times alone stand side by side by thousands: comparing them is most of the work."""
+    compared = [0]
+    keep = exact._keep
+
+    def counting(front: list[exact._Node], new: exact._Node) -> None:
+        compared[0] += len(front)
+        keep(front, new)
+
+    monkeypatch.setattr(exact, "_keep", counting)
+    monkeypatch.setattr(exact, "COMPARED", 1)
+    problem = PipelineProblem(random_profile(5, 5), MicrobatchSizes.equal(3), 2)
+    found = best_order(problem.costs((1, 2, 3, 4)), (0, 1, 0, 1, 0), 2, identical=True, max_nodes=5_000)
+    assert not found.proven
+    assert 1_000 < compared[0] < found.nodes < 6_000
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from rlperf.errors import SpecError, nearest
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import export_run, write_file
-from rlperf.frameworks.findings import engine_findings
+from rlperf.frameworks.findings import engine_findings, key_findings
 from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table, nest
 from rlperf.frameworks.openrlhf import _placement
@@ -365,3 +365,15 @@ def test_trainers_of_verl_that_nobody_costed_are_no_fsdp(words: str, tmp_path: P
                     "actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.rollout.name=vllm\n")  # fmt: skip
     with pytest.raises(SpecError, match="rlperf knows FSDP and Megatron"):
         job_of(import_config([file], "verl"))
+
+
+def test_keys_of_a_trainer_that_nobody_costed_are_told_once(tmp_path: Path) -> None:
+    """verl has them (trainer/config/actor/veomni_actor.yaml of 0.9.1): they are not read, and not unknown to it."""
+    file = tmp_path / "run.sh"
+    own = "actor_rollout_ref.actor.veomni.fsdp_size=-1 actor_rollout_ref.ref.veomni.param_offload=true"
+    file.write_text(f"python3 -m verl.trainer.main_ppo model_engine=veomni data.train_batch_size=64 {own} "
+                    "no.such.key=1 actor_rollout_ref.model.path=Qwen/Qwen3-8B\n")  # fmt: skip
+    imported = import_config([file], "verl")
+    assert [each.key for each in imported.unknown] == ["no.such.key"] and len(imported.unread) == 2
+    (told,) = (each for each in key_findings(imported) if each.rule == "other_trainer")
+    assert told.severity == "hint" and told.message.startswith("veomni: a trainer that rlperf does not know")

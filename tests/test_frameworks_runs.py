@@ -232,6 +232,18 @@ def test_every_field_of_what_runs_without_a_key_is_one_that_no_key_states() -> N
                 assert str(ref(f"{spec.role}.{name}")) not in stated
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_verl_defers_reductions_where_the_plan_does(whole: bool, tmp_path: Path) -> None:
+    """A key of 0.9.1 (engine/fsdp/transformer_impl.py:692), which 0.9.0 would refuse: written where it is on."""
+    run = _run("verl", trainer__backend="fsdp2", trainer__zero_stage=3, trainer__whole_gradients=whole)
+    phase, written = _written(run, "verl", "0.9")
+    key = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation"
+    assert bool(written.get(key)) == whole and not [one for one in phase.emission.limitations if "whole" in one.asked]
+    assert bool(_imported(phase, "verl==0.9", tmp_path).run.trainer.whole_gradients) == whole
+    losses = [one.asked for one in _written(run, "verl", "0.8")[0].emission.limitations]
+    assert any("whole_gradients" in asked for asked in losses) == whole
+
+
 # -- a plan is for a run ----------------------------------------------------------------------------------------------
 
 ENDS = ("total_training_steps", "save_freq", "max_num_steps", "max_steps", "total_train_steps", "num-rollout",

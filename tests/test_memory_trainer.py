@@ -342,6 +342,22 @@ def test_offload_moves_bytes_to_the_host(h100: Hardware, fsdp2: TrainerCalibrati
     assert parts.host[3] == pytest.approx(parts.host[1] + parts.host[2])
 
 
+def test_whole_gradients_stand_beside_activations_between_microbatches(
+    h100: Hardware, fsdp2: TrainerCalibration
+) -> None:
+    """4 bytes of every parameter on each of eight devices; of a single microbatch nothing waits for another."""
+    arch, layout = load_architecture("Qwen2.5-7B"), Layout.of(data_parallel=8, zero_stage=3, activation_recompute=2)
+    both = [UpdateOptions(whole_gradients=on) for on in (True, False)]
+    for count, of_parameter in ((4.0, 4.0), (1.0, 0.0)):
+        batch = Microbatches.of(16384.0, 16384.0 * 4096, 4096.0, count)
+        whole, plain = (trainer_memory(arch, h100, fsdp2, layout, batch, options) for options in both)
+        expected = of_parameter * parameters(arch) * (1.0 - 1.0 / 8.0)
+        assert float(whole.total - plain.total) == pytest.approx(expected, rel=0.01)
+        assert float(whole.states) == float(plain.states)  # what stays between two updates
+        scored = [trainer_memory(arch, h100, fsdp2, layout, batch, o, forward_only=True).total for o in both]
+        assert float(scored[0]) == float(scored[1])
+
+
 def test_scoring_keeps_no_gradients(h100: Hardware, megatron: TrainerCalibration) -> None:
     arch = load_architecture("Qwen2.5-7B")
     batch = Microbatches.of(8192.0, 8192.0 * 4096, 4096.0, 4.0)

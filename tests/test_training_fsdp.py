@@ -55,6 +55,19 @@ def test_copies_of_the_sharded_buffers_hold_up_the_compute_stream(h100: Hardware
     assert float(scored[1] - scored[0]) == pytest.approx(2.0 * float(stream_s(h100, 4.0 * (each + tables))))
 
 
+def test_whole_gradients_are_reduced_once_an_update(h100: Hardware) -> None:
+    """Of two microbatches one reduction is left, which hides under a backward as far as the backend's traffic does."""
+    whole, plain = (update(h100, backend(), SHARDED, whole_gradients=on) for on in (True, False))
+    assert float(whole.exposed_dp_s) < float(plain.exposed_dp_s)
+    saved = float(plain.total_s - whole.total_s)
+    arch, stage = load_architecture("Qwen3-4B"), stage_parameters(load_architecture("Qwen3-4B"), SHARDED)
+    held = arch.layers * stage.layer_dense + stage.embedding + stage.head
+    once = float(shard_traffic(h100, backend(), SHARDED, held, np.zeros(()), np.ones(())).scatter)
+    assert 0.0 < saved < 2.0 * once
+    one = [update(h100, backend(), ONE, whole_gradients=on).total_s for on in (True, False)]
+    assert float(one[0]) == float(one[1])
+
+
 def test_one_device_and_lower_stages_copy_nothing(h100: Hardware) -> None:
     for layout in (ONE, Layout.of(zero_stage=1, data_parallel=8)):
         traffic = shard_traffic(h100, backend(), layout, np.asarray(1e9), np.asarray(0.0), np.ones(()))

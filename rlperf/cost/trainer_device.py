@@ -74,6 +74,7 @@ class UpdateOptions:
     lora_jobs : adapters that are trained in turn on the one base [1]
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
     chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
+    whole_gradients : gradients of sharded parameters are added up unsharded and reduced with the last microbatch
     recompute_experts : the expert activation function is recomputed, so that its inputs are not kept
     attention_kernel : "flash" (the newest on the device), "flash2" or "flash1" (the second or first FlashAttention)
     compiled : layers are compiled: what no backward reads is not kept
@@ -87,6 +88,7 @@ class UpdateOptions:
     lora_rank: int | None = None
     skew: FloatArray | float = 1.0
     chunked_loss: bool = False
+    whole_gradients: bool = False
     recompute_experts: bool = False
     attention_kernel: str = "flash"
     compiled: bool = False

@@ -6,7 +6,7 @@ of the first pipeline stage, which keeps the most microbatches, and the loss on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +144,11 @@ def trainer_memory(
     loose = activations + logits_now + communication + scratch
     # without buffers the only backward ends before all gradients exist; the update's temporaries come after it
     absent = np.where(microbatches.count > 1, 0.0, gradients) * (0.0 if space.gradient_buffers else 1.0)
-    update_wins = at_update + absent > loose
+    waiting: FloatArray = np.zeros(())
+    if options.whole_gradients and not forward_only:
+        more = whole_gradients(arch, trainer, layout, options) - gradients
+        waiting = np.where(microbatches.count > 1, more, 0.0)
+    update_wins = at_update + absent > loose + waiting
     scratch = scratch + np.where(update_wins, np.maximum(at_update - loose, -scratch), 0.0)
     gradients = np.where(update_wins, gradients, gradients - absent)
     loose = np.where(update_wins, at_update, loose)
@@ -156,13 +160,28 @@ def trainer_memory(
         optimizer=optimizer,
         activations=activations,
         logits=logits_now,
-        communication=communication,
+        communication=communication + np.where(update_wins, 0.0, waiting),
         workspace=scratch + space.fragmentation * loose,
         context=np.broadcast_to(np.asarray(context), np.shape(loose)),
         host=states.host + first * (stage.layers * one.parked_dense + stage.routed_first * one.parked_routed),
         low=trainer.memory_low,
         high=trainer.memory_high,
     )
+
+
+def whole_gradients(
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, options: UpdateOptions = PLAIN
+) -> FloatArray:
+    r"""Gradients that wait unsharded for an update's last microbatch, :math:`P_{held}\, g` [bytes].
+
+    P parameters trained on the device before ZeRO splits them, g bytes of an accumulated gradient. PyTorch's FSDP2 adds
+    them up in the type of the reduction, fp32 (torch distributed/fsdp/_fully_shard/_fsdp_param.py,
+    to_accumulated_grad_if_needed); FSDP1 in that of the weights, counted as much. Sharded ones exist after the last
+    backward alone.
+    """
+    held = replace(layout, zero_stage=np.minimum(layout.zero_stage, 1))
+    states = _states(arch, trainer, held, stage_parameters(arch, layout, options.ends), options, False)
+    return np.asarray(states.first[1] + states.embedding[1] + states.head[1], np.float64)
 
 
 Triple = tuple[FloatArray, FloatArray, FloatArray]

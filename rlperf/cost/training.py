@@ -134,7 +134,7 @@ def training_update(
     added = stream_s(hw, (updated + updated_routed) * fixed.accumulate_bytes)
     hop = 2.0 * v * stage_hop_s(arch, hw, trainer, layout, work, overlap=device.switches.pipeline_overlap)
     times = stage_times(arch, trainer, layout, one.device, one.host, tower_s + tower_back, head_s, hop, added)
-    sharded = _sharded_exposed_s(hw, trainer, layout, stage, one, each, options.lora_rank)
+    sharded = _sharded_s(device, stage, one, each, m)
     on_device, on_host = optimizer_s(hw, trainer, layout, updated, updated_routed)
     widened = 2.0 - experts_timed(arch, trainer, layout) + 0.0 * (times.longest + m)
     return TrainingCost(
@@ -147,7 +147,7 @@ def training_update(
         exposed_cp_s=m * each * one.context,
         exposed_ep_s=m * each * one.expert,
         exposed_pp_s=m * hop,
-        exposed_dp_s=m * sharded + _update_traffic_s(device, updated, updated_routed, one, each),
+        exposed_dp_s=sharded + _update_traffic_s(device, updated, updated_routed, one, each),
         optimizer_s=on_device,
         offload_s=on_host + m * each * _parked_s(arch, device, one),
         low=trainer.low**widened,
@@ -218,19 +218,30 @@ def _layer_pass(arch: Architecture, device: TrainerDevice, costs: MicrobatchSeco
     )
 
 
+def _sharded_s(
+    device: TrainerDevice, stage: StageParameters, one: _Pass, layers: FloatArray, count: FloatArray
+) -> FloatArray:
+    """ZeRO-3 traffic of all microbatches that compute does not hide; the last may reduce gradients for all of them."""
+    scatters = device.trainer.timing.reduce_every_microbatch
+    each = _sharded_exposed_s(device, stage, one, layers, scatters)
+    if not (device.options.whole_gradients and scatters):
+        return count * each
+    return each + np.maximum(count - 1.0, 0.0) * _sharded_exposed_s(device, stage, one, layers, False)
+
+
 def _sharded_exposed_s(
-    hw: Hardware, trainer: TrainerCalibration, layout: Layout, stage: StageParameters,
-    one: _Pass, layers: FloatArray, lora_rank: int | None,
-) -> FloatArray:  # fmt: skip
+    device: TrainerDevice, stage: StageParameters, one: _Pass, layers: FloatArray, scatters: bool
+) -> FloatArray:
     """ZeRO-3 traffic of one microbatch that compute does not hide: each layer, each pass, plus both ends.
 
     The tables are gathered once, before the first layer, and their gradients scattered last; nothing covers either.
+    Of a microbatch that ``scatters`` none, the pass that packs gradients adds them up instead.
     """
-    trained = np.asarray(0.0 if lora_rank else 1.0)
-    traffic = shard_traffic(hw, trainer, layout, stage.layer_dense, stage.layer_routed, trained)
-    tables = shard_traffic(hw, trainer, layout, stage.embedding + stage.head, np.zeros(()), trained)
-    timing = trainer.timing
-    scatter = traffic.scatter if timing.reduce_every_microbatch else 0.0 * traffic.scatter
+    where, timing = (device.hw, device.trainer, device.layout), device.trainer.timing
+    trained = np.asarray(0.0 if device.options.lora_rank else 1.0)
+    traffic = shard_traffic(*where, stage.layer_dense, stage.layer_routed, trained)
+    tables = shard_traffic(*where, stage.embedding + stage.head, np.zeros(()), trained)
+    scatter = traffic.scatter if scatters else 0.0 * traffic.scatter
     ahead = one.forward
     back = one.backward + one.recompute
     exposed = np.maximum(traffic.gather - timing.shard_overlap * ahead, 0.0)
@@ -238,7 +249,7 @@ def _sharded_exposed_s(
     hidden = np.minimum(traffic.gather, ahead) + np.minimum(traffic.gather + scatter, back)
     copies = 2.0 * traffic.unpack + traffic.pack
     ends = traffic.gather + scatter + tables.gather + tables.unpack + tables.pack
-    ends = ends + (tables.scatter if timing.reduce_every_microbatch else 0.0)
+    ends = ends + (tables.scatter if scatters else 0.0)
     return layers * (exposed + copies + timing.contention * hidden) + ends
 
 

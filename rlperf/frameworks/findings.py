@@ -13,7 +13,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.engine_arguments import newer_name, uncounted
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import Field
-from rlperf.frameworks.imports import Imported
+from rlperf.frameworks.imports import Imported, other_trainers
 from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
@@ -180,6 +180,12 @@ def key_findings(imported: Imported) -> list[Finding]:
         for item in imported.unknown
         if newer[item.key] is not None
     ]  # fmt: skip
+    if imported.unread:
+        first, names = imported.unread[0], ", ".join(other_trainers(imported.run))
+        text = f"{names}: a trainer that rlperf does not know; its keys are not read ({len(imported.unread)})"
+        found.append(
+            Finding("hint", first.key.rpartition(".")[0], text, "", "never", first.where, rule="other_trainer")
+        )
     found += [
         Finding(
             "error", item.key, f"value not accepted: {item.suggestion}", "", "parse", item.where, rule="illegal_value"

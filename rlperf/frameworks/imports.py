@@ -48,6 +48,8 @@ class Imported:
     understood: frozenset[str]
     unknown: tuple[UnknownKey, ...]
     illegal: tuple[UnknownKey, ...]
+    unread: tuple[UnknownKey, ...] = ()
+    """Keys of trainers that rlperf does not know, which the framework has."""
 
     @property
     def framework(self) -> str:
@@ -106,7 +108,16 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
         raise SpecError(Problem(f"a value has the wrong type for {adapter.title}: {error}", file)) from error
     scorers, read = read_scorers(adapter.name, source.keys)
     unknown, illegal = check_keys(source, target)
-    return Imported(adapter, target, source, replace(run, scorers=scorers), understood | read, unknown, illegal)
+    theirs = {*others, "optim"} if (others := other_trainers(run)) else set()
+    unread = tuple(each for each in unknown if theirs & set(each.key.split(".")))
+    known = tuple(each for each in unknown if each not in unread)
+    run = replace(run, scorers=scorers)
+    return Imported(adapter, target, source, run, understood | read, known, illegal, unread)
+
+
+def other_trainers(run: Run) -> tuple[str, ...]:
+    """Trainers that a file names and rlperf does not know."""
+    return tuple(getattr(run.facts, "others", ()))
 
 
 _TYPED = {"slime": "miles"}

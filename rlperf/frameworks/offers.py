@@ -292,6 +292,7 @@ def _less_trainer(run: Run) -> Sequence[Change]:
         smaller = _smaller(run, "microbatch", "scoring_microbatch", fewer)
     full = () if trainer.activation_recompute == "full" else change("trainer.activation_recompute", "full")
     chunked = () if trainer.chunked_loss else change("trainer.chunked_loss", True)
+    sharded = change("trainer.whole_gradients", False) if trainer.whole_gradients else ()
     offload = () if trainer.offload != "none" else change("trainer.offload", "optimizer")
     split = tuple(
         each
@@ -300,4 +301,4 @@ def _less_trainer(run: Run) -> Sequence[Change]:
     )
     together: Change = tuple(each for knob in (smaller[-1:], full, chunked) for one in knob for each in one)
     several = (together, *((*together, *one) for one in (*split, *offload)))
-    return (*chunked, *smaller, *full, *split, *offload, *several)
+    return (*sharded, *chunked, *smaller, *full, *split, *offload, *several)

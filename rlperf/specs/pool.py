@@ -269,6 +269,9 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     chunked_loss: Switch = _is(
         "trainer", "stated", False, "", "logits are made and reduced chunk by chunk (fused kernels)"
     )
+    whole_gradients: Switch = _is(
+        "trainer", "stated", False, "", "gradients wait unsharded for an update's last microbatch and are reduced once"
+    )
 
     def filled(self) -> Settings:
         """What the costs read: of several values the first, the default where nothing is stated.

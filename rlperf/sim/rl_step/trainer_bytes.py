@@ -52,7 +52,7 @@ def trainer_bytes(
     ends = (settings.first_stage_layers, settings.last_stage_layers)
     options = UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss, ends=ends,
-        lora_jobs=settings.lora_jobs,
+        lora_jobs=settings.lora_jobs, whole_gradients=settings.whole_gradients,
     )  # fmt: skip
     patches = demand.images_per_token * trained.tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration

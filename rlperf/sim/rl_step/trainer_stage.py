@@ -130,7 +130,7 @@ def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings
     kernel = "flash" if device.generation.split()[0] in BEFORE_HOPPER else stack.framework.training.attention_kernel
     return UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
-        attention_kernel=kernel,
+        attention_kernel=kernel, whole_gradients=settings.whole_gradients,
     )  # fmt: skip
 
 

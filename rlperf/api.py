@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.frameworks.expressible import as_framework_runs, native_backends, unsayable
 from rlperf.frameworks.registry import adapter_of, split_name
-from rlperf.plan import planner, predict, size
+from rlperf.plan import planner, predict
 from rlperf.plan.answer.baseline import DefaultsOf
 from rlperf.plan.answer.phases import judge_phase
 from rlperf.plan.answer.plan import Plan, Prediction
@@ -21,15 +21,17 @@ from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, resolve
-from rlperf.plan.size_target import parse_target
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import Document, as_path, read_job_document, validate
 from rlperf.specs.short_job import SHORT, short_job
-from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
-from rlperf.sweep.run import Backend, run_sweep
 from rlperf.told import Tell
+
+if TYPE_CHECKING:  # a plan asks neither
+    from rlperf.plan.size import Sizing
+    from rlperf.sweep import Sweep, SweepResult
+    from rlperf.sweep.run import Backend
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +218,7 @@ def judge(
 def size_job(
     job: Jobs | None = None, target: str = "", *, clusters: Sequence[str] = (),
     prices: Mapping[str, float | str] | None = None, most_nodes: int = 64, report: Tell | None = None, **values: Any,
-) -> size.Sizing:  # fmt: skip
+) -> Sizing:  # fmt: skip
     """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``.
 
     ``values`` : see `job_of`; the number of devices may be left out, as it is what is asked for
@@ -224,10 +226,13 @@ def size_job(
     ``prices`` : USD per device and hour, ``{"h100": 2.5, "a100": 1.3}``; what is priced is tried too, and every device
         of the nodes is billed
     """
+    from rlperf.plan.size import size_job as sized
+    from rlperf.plan.size_target import parse_target
+
     clusters = [*clusters, *(f"{name}={usd}" for name, usd in (prices or {}).items())]
     job = job_of(job, values)
     folder = None if isinstance(job, Job) else folder_of(job)
-    return size.size_job(
+    return sized(
         load_job(job), parse_target(target), lambda j: ask(j, folder=folder, to_plan=True).pair,
         clusters=clusters, most_nodes=most_nodes, report=report,
     )  # fmt: skip
@@ -235,6 +240,8 @@ def size_job(
 
 def _sweep_of(fields: Mapping[str, Any]) -> Sweep:
     """A sweep from a dict, whose job is anything that stands for one."""
+    from rlperf.sweep import Sweep
+
     job = fields.get("job")
     if isinstance(job, Job | Mapping):
         found = job_of(job, {})
@@ -261,6 +268,9 @@ def sweep_job(
     ------
     SpecError : fields, values or names that are wrong, before any point is evaluated
     """
+    from rlperf.sweep import Sweep, check_sweep, read_sweep
+    from rlperf.sweep.run import run_sweep
+
     if isinstance(sweep, Mapping):
         sweep = _sweep_of(sweep)
     if isinstance(sweep, Sweep):

@@ -40,7 +40,7 @@ def over_cores(work: Piece[B], names: Sequence[str], report: Tell, *, each: floa
     ``each`` : pieces that the work of one name is worth. An error that one of them raises is raised here.
     """
     part = 1.0 / max(len(names), 1)
-    if cores() == 1 or len(names) == 1 or each * len(names) <= FEW or _is_worker():
+    if each * len(names) <= FEW or len(names) == 1 or _is_worker() or cores() == 1:  # the dearest question last
         return [work(name, report=within(report, k * part, part, f"{name}: ")) for k, name in enumerate(names)]
     from joblib import Parallel, delayed
 

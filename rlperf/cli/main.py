@@ -4,6 +4,7 @@ imported when it runs, so that ``rlperf --help`` stays fast."""
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import io
 import os
@@ -127,9 +128,15 @@ DEFECT, REFUSED, INTERRUPTED = 70, 74, 130
 shell's of Ctrl-C."""
 
 
+COLLECTED = 50_000
+"""New objects before garbage is looked for: what a command loads stays, and going through all of it again and again
+took a tenth of a plan's time."""
+
+
 def run() -> None:
     """Entry point. Exit codes: 0 fine, 1 infeasible, 2 wrong input, 3 solver, 70 a defect of rlperf, 74 the machine
     refused (disk full, closed output, out of memory)."""
+    gc.set_threshold(COLLECTED, 20, 100)
     closed = sys.stdout is None
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who has called (``>&-``): what is written is lost, as it is asked

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from rlperf.errors import SpecError
-from rlperf.specs.profiles import architecture_named, load_architecture, profile_names
+from rlperf.specs.profiles import architecture_named, architecture_reading, is_path, load_architecture, profile_names
 
 _CONFIG_OF = re.compile(r"model_configs/([\w.-]+?)--([\w.-]+?)_config\.json")
 _NAMED = re.compile(r"\(([\w.-]+/[\w.-]+)\)")
@@ -79,8 +79,20 @@ def architecture_at(checkpoint: str) -> str:
     >>> architecture_at("meta-llama/Llama-2-7b-hf"), architecture_at("/ckpt/Qwen3-8B")
     ('Llama-2-7B', 'Qwen3-8B')
     """
-    name = "/".join(checkpoint.split("/")[-2:]).lower()
-    return _shipped().get(checkpoint.lower()) or _shipped().get(name) or architecture_named(checkpoint)
+    spelt = checkpoint.lower(), "/".join(checkpoint.split("/")[-2:]).lower()
+    alike = _alike(checkpoint)
+    if alike and hub_name(alike).lower() in spelt:  # no two have one repository: the others need not be read
+        return alike
+    return _shipped().get(spelt[0]) or _shipped().get(spelt[1]) or architecture_named(checkpoint)
+
+
+def _alike(checkpoint: str) -> str | None:
+    """The shipped architecture that a checkpoint's name looks like, if any; no path."""
+    try:
+        shape = architecture_reading(checkpoint).shape if checkpoint else ""
+    except SpecError:
+        return None
+    return None if "/" in shape or is_path(shape) else shape
 
 
 def _published(architecture: str) -> str | None:

@@ -16,11 +16,9 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers.vision import TowerWork, tower_seconds
 from rlperf.cost.training import layer_table
 from rlperf.layout import RECOMPUTE, Layout
-from rlperf.plan.pipeline import PipelineProblem, optimize, passes_within, stage_layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.stage_ends import stages_between
-from rlperf.sim.pipeline import MicrobatchSizes, interleaved_1f1b, round_robin, simulate, stage_costs
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.architecture import Architecture
@@ -98,6 +96,8 @@ def makespan_s(profile: LayerProfile, layers: tuple[int, ...], count: int, chunk
 
     With several chunks the layers are those of each chunk of a device.
     """
+    from rlperf.sim.pipeline import MicrobatchSizes, interleaved_1f1b, round_robin, simulate, stage_costs
+
     devices, every = len(layers), layers * chunks
     count = in_groups(count, devices, chunks)
     partition = (every[0] + 1, *every[1:-1], every[-1] + 1)
@@ -165,6 +165,9 @@ def adaptive_note(
     context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches, demand: Demand
 ) -> str:
     """What partition, placement and schedule together could reach, in words; empty where it is not worth a word."""
+    from rlperf.plan.pipeline import PipelineProblem, optimize, passes_within, stage_layout
+    from rlperf.sim.pipeline import MicrobatchSizes
+
     pool = configuration.pool("trainer")
     stages = pool.layout.pipeline_parallel
     trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)

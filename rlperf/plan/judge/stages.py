@@ -30,6 +30,8 @@ WORTH = 0.01
 NOTEWORTHY = 0.05
 """An adaptive pipeline is mentioned when it would make an update at least this much faster."""
 SEARCH_S = 0.5
+ROUNDED = 1.0 + 1e-9
+"""A bound and what it bounds are sums of the same times in another order."""
 MOST_MICROBATCHES = 32
 """Longer pipelines repeat themselves: more micro-batches are simulated as this many."""
 
@@ -107,6 +109,20 @@ def makespan_s(profile: LayerProfile, layers: tuple[int, ...], count: int, chunk
     return float(found.makespan_s)
 
 
+def least_s(profile: LayerProfile, layers: tuple[int, ...], count: int, chunks: int = 1) -> float:
+    """`makespan_s` is no less, whatever the order [s].
+
+    A device waits until the stages before its first have passed a microbatch on, and when its last backward is done
+    they still have theirs to do.
+    """
+    devices, every = len(layers), layers * chunks
+    starts = np.cumsum([0, every[0] + 1, *every[1:-1]])
+    work = np.add.reduceat(profile.forward_s + profile.backward_input_s + profile.backward_weight_s, starts)
+    before = np.cumsum(work)[:devices] - work[:devices]
+    loads = in_groups(count, devices, chunks) * work.reshape(chunks, devices).sum(axis=0)
+    return float((before + loads).max())
+
+
 def partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
     """Every partition that states the first and last stage and leaves the others equal.
 
@@ -139,14 +155,21 @@ def uniform(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def best_ends(profile: LayerProfile, layers: int, stages: int, count: int, chunks: int = 1) -> StageEnds:
-    """The first and last stage whose simulated makespan is shortest; ``layers`` divide into ``chunks``."""
+    """The first and last stage whose simulated makespan is shortest; ``layers`` divide into ``chunks``.
+
+    Partitions whose bound is above the shortest found are not simulated: of dozens two or three are.
+    """
     batches = max(min(count, MOST_MICROBATCHES), 1)
     parts = layers // chunks
     middle = parts / stages
     near = [p for p in partitions(parts, stages) if max(p[0], p[-1]) <= middle + 2 and min(p) >= max(middle - 6, 1)]
     base = makespan_s(profile, uniform(parts, stages), batches, chunks)
-    timed = [(makespan_s(profile, partition, batches, chunks), partition) for partition in near]
-    best, partition = min(timed, default=(base, uniform(parts, stages)))
+    best, partition = math.inf, uniform(parts, stages)
+    for least, one in sorted((least_s(profile, each, batches, chunks), each) for each in near):
+        if least > best * ROUNDED:
+            break
+        best, partition = min((best, partition), (makespan_s(profile, one, batches, chunks), one))
+    best = best if near else base
     return StageEnds(partition[0] * chunks, partition[-1] * chunks, best, base)
 
 
@@ -184,6 +207,8 @@ def adaptive_note(
     else:
         now = makespan_s(profile, uniform(architecture.layers // chunks, stages), count, chunks)
     problem = PipelineProblem(profile, MicrobatchSizes.equal(count), stages)
+    if now / problem.bound_s - 1.0 < NOTEWORTHY:
+        return ""
     # By passes and not by the clock: the line is the same on a slow machine and on a busy one.
     plan = optimize(problem, passes=passes_within(problem, SEARCH_S), time_limit_s=math.inf, exact_nodes=0)
     gain = now / float(plan.makespan_s) - 1.0

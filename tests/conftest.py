@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # studies are a package of the checkout
     sys.path.append(str(ROOT))
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # the suite's own workers have the cores
+gc.set_threshold(50_000, 20, 100)  # thousands of collected tests stay: going through them again and again takes seconds
 
 
 SCORED = (

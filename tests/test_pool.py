@@ -91,7 +91,10 @@ def test_a_setting_of_another_pool_is_refused(role: str, name: str, value: objec
 def test_no_list_of_attributes_is_written_twice() -> None:
     names, found = {each.name for each in ATTRIBUTES}, set()
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if sum(f'"{name}"' in text for name in names) < 5:  # formatted code has no other quotes
+            continue
+        for node in ast.walk(ast.parse(text)):
             items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
             if sum(isinstance(item, ast.Constant) and item.value in names for item in items) >= 5:
                 found.add(path.relative_to(PACKAGE).as_posix())

@@ -107,7 +107,10 @@ def test_a_hop_s_function_takes_and_gives_what_the_page_says(title: str, hop: An
 
 
 def calls(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if not any(name in text for name in CALLERS):
+        return set()
+    tree = ast.parse(text)
     names = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     return {node.id if isinstance(node, ast.Name) else node.attr for node in names if not isinstance(node, ast.Call)
             and isinstance(node, ast.Name | ast.Attribute)}  # fmt: skip

@@ -26,8 +26,8 @@ from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.imports import job_of, understand
 from rlperf.layout import FloatArray, Layout
 from rlperf.plan.answer.prediction import cache_shortage, memory_uses
-from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.predict import evaluate_job
+from rlperf.plan.judge.evaluate import Holding
+from rlperf.plan.predict import held_by_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.sim.rl_step.trainer_bytes import trainer_bytes
 from rlperf.specs.hardware import load_hardware
@@ -311,31 +311,31 @@ def _rl_step(verdict: MemoryVerdict) -> Risk:
         raise SpecError(f"states {len(own)} keys of {name}: too little to be predicted")
     keys, job = source.keys, job_of(imported, cluster=f"generic:{verdict.device}")
     context = resolve(job)
-    evaluation, _ = evaluate_job(context)
-    uses = memory_uses(context, evaluation)
+    holding = held_by_job(context)
+    uses = memory_uses(context, holding)
     entropy = bool(keys.get("actor_rollout_ref.actor.entropy_coeff", 0))
     found: dict[str, tuple[float, float]] = {}
     if "trainer" in verdict.phases:
-        peaks = _peaks(context, evaluation, entropy) + uses["trainer"].parts.get("engine, asleep", 0.0)
-        trainer = context.trainers[int(evaluation.trainer.backend[0])].calibration
+        peaks = _peaks(context, holding, entropy) + uses["trainer"].parts.get("engine, asleep", 0.0)
+        trainer = context.trainers[holding.backend].calibration
         risk = out_of_memory_risk(peaks, uses["trainer"].limit, trainer.memory_low, trainer.memory_high)
         found["trainer"] = (float(risk.mean()), float(np.median(peaks)))
     if "rollout" in verdict.phases:
-        risk_of_engine = 1.0 if cache_shortage(evaluation) else uses["rollout"].risk
+        risk_of_engine = 1.0 if cache_shortage(holding) else uses["rollout"].risk
         found["rollout"] = (risk_of_engine, uses["rollout"].total)
     role = max(found, key=lambda each: found[each][0])
     probability = 1.0 - float(np.prod([1.0 - risk for risk, _ in found.values()]))
     return Risk(verdict, probability, found[role][1], context.hardware.device.usable_memory, role)
 
 
-def _peaks(context: Context, evaluation: Evaluation, entropy: bool) -> FloatArray:
+def _peaks(context: Context, holding: Holding, entropy: bool) -> FloatArray:
     """Peaks of training over the lengths that are plausible [bytes] ``[quantiles]``; of a token budget, one.
 
     As many sequences of these lengths take less when they are scored, where nothing waits for a backward pass.
     """
-    stack = context.trainers[int(evaluation.trainer.backend[0])]
+    stack, pool = context.trainers[holding.backend], holding.configuration.pool("trainer")
     settings = context.job.pool("trainer").settings.filled()
-    demand, layout = evaluation.demand, evaluation.trainer.layout.take(0)
+    demand, layout = holding.demand, Layout.of_values(pool.layout).take(0)
     longest, sequences = float(demand.batch.longest_tokens), float(np.ravel(layout.microbatch)[0])
     logits = stack.framework.training.logits
     if entropy and logits is not None:
@@ -354,7 +354,7 @@ def _peaks(context: Context, evaluation: Evaluation, entropy: bool) -> FloatArra
     stack = replace(stack, framework=stack.framework.model_copy(update={"training": filling}))
     held = trainer_bytes(
         context.site, stack, context.tasks[0].architecture, demand, layout, filled, tokens,
-        np.asarray(evaluation.trainer.parked[0]),
+        np.asarray(int(bool(pool.settings.parked))),
     )  # fmt: skip
     return np.ravel(np.broadcast_to(held.peak, tokens.shape))
 

@@ -7,7 +7,7 @@ from rlperf.errors import InfeasibleError
 from rlperf.plan.answer.plan import Prediction
 from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.answer.run_cost import Stretch, run_totals
-from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.evaluate import Evaluation, Holding, Judge
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import FORGIVEN, screen
@@ -53,6 +53,12 @@ def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
     demand, configuration, refused = chosen(context, facts)
     evaluation = Judge(context, context.tasks[0]).evaluate(demand, configuration)
     return evaluation, (*refused, *filled_in(context.job, configuration))
+
+
+def held_by_job(context: Context) -> Holding:
+    """What a job's first task holds in memory: of `evaluate_job` all that needs no simulation."""
+    demand, configuration, _ = chosen(context)
+    return Judge(context, context.tasks[0]).holds(demand, configuration)
 
 
 def chosen(context: Context, facts: FrameworkFacts | None = None) -> tuple[Demand, Configuration, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from rlperf.plan.answer.gains import gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
-from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.evaluate import Evaluation, Holding
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.rollout_columns import awake_limits
@@ -150,18 +150,18 @@ def _cut(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(words)
 
 
-def cache_shortage(evaluation: Evaluation) -> str:
+def cache_shortage(evaluation: Evaluation | Holding) -> str:
     """Why the engine cannot run a single longest request, in words; empty where it can."""
     held, request = float(evaluation.memory.kv_tokens[0]), evaluation.demand.request_tokens
     words = f"the engine's cache holds {held:,.0f} tokens, a request up to {request:,.0f} and two blocks"
     return "" if held >= least_cache(request) else words
 
 
-def memory_uses(context: Context, evaluation: Evaluation) -> dict[Role, MemoryUse]:
+def memory_uses(context: Context, evaluation: Evaluation | Holding) -> dict[Role, MemoryUse]:
     """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
     configuration = evaluation.configuration
     colocated = configuration.shares_memory
-    trainer = context.trainers[int(evaluation.trainer.backend[0])]
+    trainer = context.trainers[evaluation.backend]
     held, beside = evaluation.held, float(evaluation.memory.asleep_bytes[0]) if colocated else 0.0
     uses: dict[Role, MemoryUse] = {
         "rollout": _engine_use(context, evaluation, held, colocated),
@@ -172,7 +172,7 @@ def memory_uses(context: Context, evaluation: Evaluation) -> dict[Role, MemoryUs
     return uses
 
 
-def _engine_use(context: Context, evaluation: Evaluation, held: TrainerBytes, colocated: bool) -> MemoryUse:
+def _engine_use(context: Context, evaluation: Evaluation | Holding, held: TrainerBytes, colocated: bool) -> MemoryUse:
     memory = evaluation.memory
     parts = {
         "weights": float(memory.weight_bytes[0]),

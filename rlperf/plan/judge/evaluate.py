@@ -58,6 +58,18 @@ from rlperf.specs.rl_calibration import FrameworkCalibration
 
 
 @dataclass(frozen=True, eq=False)
+class Holding:
+    """What one configuration holds in memory: names as in `Evaluation`, but nothing is simulated for it."""
+
+    configuration: Configuration
+    demand: Demand
+    backend: int
+    memory: ReplicaMemory
+    held: TrainerBytes
+    critic_held: TrainerBytes | None
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """What the judge found for one configuration.
 
@@ -100,6 +112,11 @@ class Evaluation:
     exposed_s: tuple[FloatArray, ...] = ()
     beside: Beside | None = None
     critic_held: TrainerBytes | None = None
+
+    @property
+    def backend(self) -> int:
+        """Index of the trainer among the job's."""
+        return int(self.trainer.backend[0])
 
     @property
     def rl_step_s(self) -> float:
@@ -189,6 +206,13 @@ class Judge:
             stack, low, high, unlike, stage_sigmas(site, trainer, configuration.mode), served,
             scorers, exposed, beside, critic_held,
         )  # fmt: skip
+
+    def holds(self, demand: Demand, configuration: Configuration) -> Holding:
+        """Memory of a configuration, where nobody asks for its seconds."""
+        index = self._backend(configuration)
+        held, *critic = [self._bytes(demand, pool, index, one) for pool, one in self._pools(configuration)]
+        memory, _ = self._replicas(demand, configuration, index)
+        return Holding(configuration, demand, index, memory, held, critic[0] if critic else None)
 
     def _beside(
         self, demand: Demand, configuration: Configuration, results: tuple[RolloutResult, ...],

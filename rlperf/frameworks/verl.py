@@ -87,6 +87,7 @@ _ENGINE_TP = Unit(
 )
 _WHOLE = Unit(lambda value, _: bool(value), lambda value, _: value or None)
 """Written where it is on: 0.9.0 lacks the key, and holds them whole (engine/fsdp/transformer_impl.py:673)."""
+_WHOLE_IN_090 = "as of 0.9.1: 0.9.0 holds gradients whole between microbatches, 4 bytes a parameter more"
 _LARGER = Unit(lambda value, run: max(int(value), run.trainer.ulysses), lambda value, _: value)
 _RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
 _QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
@@ -306,6 +307,8 @@ class Verl:
         own = f"{R}engine_kwargs.{run.rollout.backend}."
         settings = [s for s in write_fields(self.fields, run, target) if not is_noise(s, target)]
         settings = [s for s in settings if "engine_kwargs." not in s.key or s.key.startswith(own)]
+        if target.version == "0.9" and target.backend == "fsdp2" and not run.trainer.whole_gradients:
+            settings = [replace(s, why=_WHOLE_IN_090) if s.key == A + "strategy" else s for s in settings]
         if run.rollout.backend == "sglang":
             settings = [s for s in settings if s.key not in VLLM_ALONE] + whole_prompts(run, _sglang)
         extra = [

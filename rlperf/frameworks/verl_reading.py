@@ -138,7 +138,7 @@ class VerlFacts:
     """Of the scoring passes: whether a count of samples is stated, for the old policy and for the reference, and the
     tokens of a replica's microbatch of the reference where it is cut by them."""
     unsharded_gradients: bool = False
-    """Whether the critic's gradients of several microbatches are summed before they are sharded."""
+    """Whether the critic's gradients are summed over microbatches before they are sharded, and the actor's are not."""
     others: tuple[str, ...] = ()
     """Trainers that a file names and rlperf does not know: their sections are not read."""
     beside: tuple[tuple[str, str], ...] = ()
@@ -180,7 +180,7 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
             microbatch_of_all=of_all if isinstance(of_all, int) else None,
             prefill_group=1 + int(flat.get(R + "disaggregation.decode_replicas") or 1),
             microbatch_twice=None not in (of_all, flat.get(A + "ppo_micro_batch_size_per_gpu")),
-            unsharded_gradients=bool(flat.get(f"critic.fsdp.{NO_SYNC}")),
+            unsharded_gradients=bool(flat.get(f"critic.fsdp.{NO_SYNC}")) and not run.trainer.whole_gradients,
             others=tuple(name for name in OTHERS if any(name in text for text in other_engines(source))),
             **_scoring_facts(flat, run),
         ),

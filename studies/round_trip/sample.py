@@ -50,6 +50,9 @@ def sampled(framework: str, random: Random, *, few: bool = False) -> Job:
         job["old_policy"] = random.random() < 0.5
     if random.random() < 0.2:
         job["trainer_backends"] = list(facts.backends)
+    elif framework == "verl" and random.random() < 0.15:
+        job["trainer_backends"] = ["fsdp2"]
+        job["pools"][1]["settings"]["whole_gradients"] = True
     return Job.model_validate(job)
 
 

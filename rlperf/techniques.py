@@ -184,22 +184,31 @@ class GainTable:
         return {"schema_version": 1, "rl_step_s": self.rl_step_s, "rows": [asdict(row) for row in self.rows]}
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Cells of every row under `HEAD`."""
-        return [_cells(row) for row in self.rows]
+        """Cells of every row that has figures, under `HEAD`."""
+        return [cells for row in self.rows if (cells := _cells(row))]
+
+    def notes(self) -> list[str]:
+        """A line each: who has a key for it, what was chosen, what is in its way, or why it has no figures."""
+        return [_note(row) for row in self.rows]
 
     def __str__(self) -> str:
-        return "\n".join("  ".join(cell for cell in cells if cell) for cells in self.cells())
+        return "\n".join(["  ".join(cells) for cells in self.cells()] + self.notes())
 
 
-HEAD = ("technique", "rl_step", "gain", "memory per device", "frameworks", "note")
+HEAD = ("technique", "rl_step", "gain", "engine, trainer GB")
 
 
 def _cells(row: Gain) -> tuple[str, ...]:
     if row.rl_step_s is None or row.gain is None or row.low is None or row.high is None:
-        return (row.name, "-", "-", "-", ", ".join(row.frameworks), row.said)
-    memory = f"engine {row.engine_bytes / 1e9:+z.1f}, trainer {row.trainer_bytes / 1e9:+z.1f} GB"
+        return ()
+    memory = f"{row.engine_bytes / 1e9:+z.1f}, {row.trainer_bytes / 1e9:+z.1f}"
     between = f"{100 * row.gain:+z.1f} % ({100 * row.low:+z.0f} .. {100 * row.high:+z.0f})"
-    return (row.name, human_seconds(row.rl_step_s), between, memory, ", ".join(row.frameworks), row.said)
+    return (row.name, human_seconds(row.rl_step_s), between, memory)
+
+
+def _note(row: Gain) -> str:
+    said = row.said if row.gain is not None else f"no figures: {row.said}"
+    return f"{row.name} ({', '.join(row.frameworks) or 'no framework'})" + (f": {said}" if said else "")
 
 
 def gains(
@@ -256,7 +265,9 @@ def _gain(name: str, *, base: Job, pinned: Job, draws: int, folder: Path | None,
     except InfeasibleError as error:
         return replace(row, said=f"no plan: {(error.nearest_miss or error.message).partition('; ')[0]}")
     except SpecError as error:
-        return replace(row, said=str(error).splitlines()[0])
+        own, refusal = base.framework.partition("==")[0], error.problems[0]
+        # of what has no key in the job's framework the row says which others have one: no hint is needed
+        return replace(row, said=str(refusal) if own in row.frameworks else refusal.message)
     step = compare_sides(first, side).step
     spread = float(np.hypot(drafted_sigma(side.evaluation.cost, side.evaluation.seconds), _moved_sigma(first, side)))
     low, high = (_widened(step.ratio, end, spread) for end in (step.low, step.high))

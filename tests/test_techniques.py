@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import rlperf
 from rlperf.api import ask
@@ -15,11 +17,14 @@ from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.question.context import resolve
+from rlperf.report.table import text_table
 from rlperf.specs.job import Job
 from rlperf.techniques import HEAD, TECHNIQUES, GainTable, frameworks_with, gains
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "techniques.md"
-NAMES = ("speculative decoding", "n-gram drafts", "fp8 cache", "prefix caching", "one step off")
+NAMES = (
+    "speculative decoding", "n-gram drafts", "fp8 cache", "prefix caching", "one step off", "shared prefix in training",
+)  # fmt: skip
 
 
 def job(**options: object) -> Job:
@@ -52,6 +57,24 @@ def test_what_does_not_pay_says_what_is_in_its_way() -> None:
     cache_row = next(row for row in table().rows if row.name == "fp8 cache")
     assert cache_row.gain is not None
     assert cache_row.gain > 0.02 or "of an engine_step in its tail" in cache_row.said
+
+
+def test_the_table_fits_80_letters_and_a_line_says_who_has_a_key() -> None:
+    found = table()
+    screen = Console(width=80, file=StringIO(), record=True)
+    screen.print(text_table(HEAD, found.cells(), screen.width))
+    lines = screen.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(found.cells()) == sum(row.gain is not None for row in found.rows)
+    for _, *figures in found.cells():
+        assert any(all(each in line for each in figures) for line in lines)  # none goes on below
+    notes = dict(zip((row.name for row in found.rows), found.notes(), strict=True))
+    assert notes["speculative decoding"].startswith(
+        "speculative decoding (miles, nemo_rl, skyrl, slime, verl): eagle3:"
+    )
+    assert "(state what your engine logs" in notes["n-gram drafts"]
+    without = "nemo_rl main has no key for trainer.shared_prefix (True)"
+    assert notes["shared prefix in training"] == f"shared prefix in training (areal, verl): no figures: {without}"
 
 
 def test_drafts_gain_what_a_plan_with_them_open_gains() -> None:

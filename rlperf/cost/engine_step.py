@@ -224,12 +224,16 @@ class EngineStepCost:
     def decode_fixed(self, running: FloatArray) -> FloatArray:
         """Seconds of a decode-only engine_step without its per-key part, of one token where tokens are drafted [s]."""
         b = np.asarray(running, dtype=np.float64)
-        seconds = self.host_s + self.linear(self.padded(b)) + (b > 0) * self.decode_fixed_s
-        seconds = seconds + (self.host_per_request_s + self.decode_per_request_s) * b
+        seconds = self._undrafted_s(b)
         if self.drafted is None:
-            return np.asarray(seconds, dtype=np.float64)
+            return seconds
         tokens, added, _ = self.drafted.at(b)
         return np.asarray(np.where(b > 0, (seconds + added) / tokens, seconds), dtype=np.float64)
+
+    def _undrafted_s(self, b: FloatArray) -> FloatArray:
+        """Seconds of a decode-only engine_step without its per-key part and without drafts [s]."""
+        seconds = self.host_s + self.linear(self.padded(b)) + (b > 0) * self.decode_fixed_s
+        return np.asarray(seconds + (self.host_per_request_s + self.decode_per_request_s) * b, dtype=np.float64)
 
     def decode_per_key(self, running: FloatArray) -> FloatArray:
         """d_k at a number of running requests, of one token where tokens are drafted [s]."""
@@ -243,15 +247,18 @@ class EngineStepCost:
         self, drafted: Drafted, b: FloatArray, k: FloatArray, n: FloatArray, pairs: FloatArray, r: FloatArray
     ) -> FloatArray:
         """One token of every request, and what prompts add to the engine_step that they share."""
-        decode = np.where(b > 0, self.decode_fixed(b) + self.decode_per_key(b) * k, 0.0)
-        width = 1.0 + drafted.drafts[np.clip(np.rint(b), 0, len(drafted.drafts) - 1).astype(np.int64)]
-        prompts = self.linear(width * b + n, mixed=True) - np.where(b > 0, self.linear(width * b), -self.host_s)
-        # decodes beside prompts are not padded to a graph's batch
-        prompts = prompts + (self.linear(b) - self.linear(self.padded(b))) / drafted.at(b)[0]
-        prompts = prompts + self.prefill_fixed_s + self.prefill_per_token_s * n
-        seconds = decode + np.where(n > 0, prompts, np.where(b > 0, 0.0, self.host_s + self.linear(0.0)))
+        tokens, added, per_key = drafted.at(b)
+        decode = np.where(b > 0, (self._undrafted_s(b) + added) / tokens + per_key / tokens * k, 0.0)
+        idle = self.host_s + float(self.linear(0.0))
+        more = np.where(b > 0, 0.0, idle)
+        if np.any(n > 0):
+            width = 1.0 + drafted.drafts[np.clip(np.rint(b), 0, len(drafted.drafts) - 1).astype(np.int64)]
+            prompts = self.linear(width * b + n, mixed=True) - np.where(b > 0, self.linear(width * b), -self.host_s)
+            # decodes beside prompts are not padded to a graph's batch
+            prompts = prompts + (self.linear(b) - self.linear(self.padded(b))) / tokens
+            more = np.where(n > 0, prompts + self.prefill_fixed_s + self.prefill_per_token_s * n, more)
         per_request = self.prefill_per_request_s + self.host_per_request_s
-        return np.asarray(seconds + per_request * r + self.prefill_per_pair_s * pairs, dtype=np.float64)
+        return np.asarray(decode + more + per_request * r + self.prefill_per_pair_s * pairs, dtype=np.float64)
 
 
 def recompute_s(cost: EngineStepCost, token_budget: float, running: float, context: float) -> float:

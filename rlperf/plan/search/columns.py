@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -118,13 +118,14 @@ class Columns:
                   batch.max_trajectories, batch.generation_batch)  # fmt: skip
         read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
         lent = split.trainer if context.borrows else 0
-        alike = (*read, demand.keys, *served)
-        key = (*alike, ahead)
+        alike = (demand.keys, demand.images, *served)
+        key = (*read, *alike, ahead)
 
         def made() -> RolloutColumns:
-            # which requests share an engine_step does not depend on how far a mode runs ahead
-            first = store.counted.get(alike, lambda: Counted(demand, 1, store.tables.get(read, dict)))
-            counted = store.counted.get(key, lambda: replace(first, batches=ahead))
+            # which requests share an engine_step depends neither on its cost nor on how far a mode runs ahead
+            first = store.counted.get(alike, lambda: Counted(demand))
+            own = partial(replace, first, batches=ahead, costs=store.tables.get(read, dict))
+            counted = store.counted.get(key, own)
             return rollout_columns(context, arch, demand, devices, counted, lenient=lenient, lent=lent)
 
         found = store.rollout.get((*key, devices, lenient, lent), made)

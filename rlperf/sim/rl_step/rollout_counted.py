@@ -40,13 +40,13 @@ class Counted:
     Attributes
     ----------
     batches : rl_steps whose requests are under way at once
-    censuses : engine_steps by replicas, concurrency and pace: of those replicas of each table that may be last
+    censuses : engine_steps by replicas, limits and pace: of those replicas of each table that may be last
     """
 
     demand: Demand
     batches: int = 1
     costs: Tabulated = field(default_factory=dict)
-    censuses: dict[tuple[int, int, float], list[list[StepCensus]]] = field(default_factory=dict)
+    censuses: dict[tuple[int, EngineLimits, float], list[list[StepCensus]]] = field(default_factory=dict)
     _slowest: dict[tuple[int, float], list[list[Trajectories]]] = field(default_factory=dict)
 
     @cached_property
@@ -93,12 +93,12 @@ class Counted:
         self, replicas: int, concurrency: int, limits: EngineLimits, pace_s: float, options: EngineOptions
     ) -> list[list[StepCensus]]:
         """Engine_steps of the replicas that may be last, where each takes ``pace_s``."""
-        key, last = (replicas, concurrency, pace_s), (replicas, pace_s)
+        free = replace(limits, kv_tokens=np.inf, max_running=concurrency)
+        key, last = (replicas, free, pace_s), (replicas, pace_s)
         if key not in self.censuses:
             if last not in self._slowest:
                 slots = options.trajectories
                 self._slowest[last] = [_slowest_replicas(table, *last, slots) for table in self.tables]
-            free = replace(limits, kv_tokens=np.inf, max_running=concurrency)
             count = partial(take_census, limits=free, cost=replace(UNIT, host_s=pace_s), options=options)
             self.censuses[key] = [[count(each) for each in part] for part in self._slowest[last]]
         return self.censuses[key]

@@ -33,6 +33,7 @@ from rlperf.specs.pool import LayoutValues, SettingsValues
 
 from .framework_samples import SHIPPED, sample_run, with_values
 from .quick import slow_but
+from .test_frameworks_phases import ENDS
 
 VERL_VERSIONS = ("0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "main")
 CASES = [(name, key_table(name).versions[-1]) for name in SHIPPED] + [("verl", v) for v in VERL_VERSIONS[:-1]]
@@ -333,6 +334,9 @@ def test_a_plan_of_several_phases_is_several_configs_and_their_order(framework: 
     source = read_source(configs)
     back, _ = second.read(source, second.target(source, version))
     assert back.batch.max_response_tokens == longer.batch.max_response_tokens
+    ends = ENDS[framework]
+    counted = {"rl_steps": 1, "prompts": run.batch.prompts, "updates": run.batch.updates}[ends.counts]
+    assert source.keys[ends.last] == 80 * counted  # the first phase's rl_steps before its own
     assert "rl_steps 50 to 79" in (tmp_path / "EXPORT.md").read_text()
 
 

@@ -44,7 +44,6 @@ from rlperf.frameworks.nearest import without_pipeline, without_ulysses
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.frameworks.verl_reading import (
     ALSO_READ,
-    NO_SYNC,
     RECIPE_DEFAULTS,
     VerlFacts,
     algorithm_of,
@@ -58,6 +57,7 @@ from rlperf.frameworks.verl_reading import (
     with_old_keys,
 )
 from rlperf.frameworks.verl_settings import (
+    NO_SYNC,
     A,
     F,
     G,
@@ -85,8 +85,6 @@ _ENGINE_TP = Unit(
     lambda value, run: int(value) * run.rollout.attention_data_parallel,
     lambda value, run: value // run.rollout.attention_data_parallel,
 )
-_WHOLE = Unit(lambda value, _: bool(value), lambda value, _: value or None)
-"""Written where it is on: 0.9.0 lacks the key, and holds them whole (engine/fsdp/transformer_impl.py:673)."""
 _WHOLE_IN_090 = "as of 0.9.1: 0.9.0 holds gradients whole between microbatches, 4 bytes a parameter more"
 _LARGER = Unit(lambda value, run: max(int(value), run.trainer.ulysses), lambda value, _: value)
 _RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
@@ -171,7 +169,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
     field("trainer.lora_rank", M + "lora_rank", LORA_RANK, backend="fsdp2"),
     field("trainer.lora_rank", M + "lora.rank", LORA_RANK, "lora_rank is FSDP's", backend="megatron"),
-    field("trainer.whole_gradients", F + NO_SYNC, _WHOLE, "0.9.1", backend="fsdp2"),
+    field("trainer.whole_gradients", F + NO_SYNC, note="0.9.1", backend="fsdp2"),
     field("trainer.chunked_loss", M + "use_fused_kernels", note="no full logits tensor"),
     field("trainer.optimizer", A + "optim.optimizer", OPTIMIZER, note="adam, or Megatron's muon", backend="megatron"),
     field("trainer.router_replay", A + "router_replay.mode", words(none="disabled"), "experts as recorded"),

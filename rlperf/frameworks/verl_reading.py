@@ -10,7 +10,7 @@ from rlperf.frameworks.drafting import read_sglang, read_vllm
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE
 from rlperf.frameworks.keytable import Flat
 from rlperf.frameworks.run import BatchFacts, Run, TrainerRun
-from rlperf.frameworks.verl_settings import REF, A, G, M, R
+from rlperf.frameworks.verl_settings import NO_SYNC, REF, A, G, M, R
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, mode_of_staleness
 from rlperf.specs.pool import Offload
@@ -111,9 +111,6 @@ def algorithm_of(flat: Flat) -> Algorithm:
 def has_reference(flat: Flat) -> bool:
     """Whether a reference policy is scored."""
     return bool(flat.get(A + "use_kl_loss")) or bool(flat.get("algorithm.use_kl_in_reward"))
-
-
-NO_SYNC = "use_no_sync_for_gradient_accumulation"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ ASYNC_ENTRIES = {
 }
 
 
+NO_SYNC = "use_no_sync_for_gradient_accumulation"
+"""Key of 0.9.1; 0.9.0 lacks it and holds gradients whole (verl/workers/engine/fsdp/transformer_impl.py:673)."""
 SPANNED = "policy versions that a sample may span: its own counts too, so staleness + 1"
 """Staleness in the sampler's words: step - step of submission + 1 (verl/trainer/ppo/v1/replay_buffer.py:511)."""
 
@@ -39,8 +41,9 @@ def at_least(version: str, first: str) -> bool:
 
 
 def is_noise(setting: Setting, target: Target) -> bool:
-    """A null that the version's default is anyway."""
-    return setting.value is None and target.default(setting.key) is None
+    """A null that the version's default is anyway, and what 0.9.0 has no key for where it is off."""
+    off = setting.key.endswith(NO_SYNC) and not setting.value
+    return off or (setting.value is None and target.default(setting.key) is None)
 
 
 def with_derived(run: Run) -> Run:

@@ -50,7 +50,7 @@ def question(folder: Path, mode: str = "colocated", nodes: int = 1) -> tuple[Que
     half = 8 * nodes // (1 if mode == "colocated" else 2)
     path = folder / f"{mode}.yaml"
     stale = int(mode in ("one_step_off", "async"))
-    framework = "nemo_rl" if mode == "disaggregated" else "verl==0.9.0"
+    framework = "nemo_rl" if mode == "disaggregated" else "verl==0.9.1"
     values = {"mode": mode, "nodes": nodes, "rollout": half, "trainer": half, "staleness": stale}
     path.write_text(JOB.format(framework=framework, **values))
     return ask(path), path

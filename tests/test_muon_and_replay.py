@@ -34,7 +34,7 @@ def judged(architecture: str, **settings: Any) -> Evaluation:
         layout = {**layout, "expert_parallel": 1, "tensor_parallel": 2}
     job = Job.model_validate(
         {
-            "architecture": architecture, "cluster": "dgx_h100", "nodes": 4, "framework": "verl==0.9.0",
+            "architecture": architecture, "cluster": "dgx_h100", "nodes": 4, "framework": "verl==0.9.1",
             "trainer_backends": ["megatron"], "reference": False, "modes": "disaggregated",
             "tasks": [{"name": "m", "workload": "math", "prompts_per_step": 32, "max_response_tokens": 4096}],
             "pools": [
@@ -130,7 +130,7 @@ def test_what_has_no_experts_has_nothing_to_replay() -> None:
 @pytest.mark.parametrize(
     ("framework", "settings", "key"),
     [
-        ("verl==0.9.0", {"router_replay": "R3", "optimizer": "muon"}, "enable_rollout_routing_replay"),
+        ("verl==0.9.1", {"router_replay": "R3", "optimizer": "muon"}, "enable_rollout_routing_replay"),
         ("slime", {"router_replay": "R2", "optimizer": "muon"}, "use-routing-replay"),
         ("slime", {"router_replay": "R3"}, "use-rollout-routing-replay"),
     ],

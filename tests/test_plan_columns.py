@@ -16,7 +16,7 @@ from rlperf.specs.job import Job
 def test_modes_that_run_ahead_share_the_count_of_engine_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job.model_validate({
         "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "modes": ["one_step_off", "async"],
-        "limits": {"staleness": 2}, "framework": "verl==0.9.0",
+        "limits": {"staleness": 2}, "framework": "verl==0.9.1",
         "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 4,
                    "max_response_tokens": 2048}],
     })  # fmt: skip

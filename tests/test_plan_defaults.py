@@ -6,12 +6,14 @@ import pytest
 from pydantic import ValidationError
 
 from rlperf.api import ask, plan_job, predict_job
+from rlperf.cost.parameters import parameters
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.plan.answer.baseline import Defaults, pinned_to
 from rlperf.plan.question.context import counting
 from rlperf.report.plan_summary import summary_lines
 from rlperf.specs.job import Job
 from rlperf.specs.overhead import TrainerOverheads
+from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import load_framework_calibration
 
 SMALL: dict[str, object] = {
@@ -38,7 +40,7 @@ def stated(asked: Job, devices: int = 8) -> Defaults:
 
 def test_defaults_are_those_of_the_version_and_not_of_the_job() -> None:
     pinned = {"role": "rollout", "layout": {"tensor_parallel": 8}, "settings": {"memory_fraction": 0.8}}
-    found = stated(job(framework="verl==0.9.0", pools=[pinned]))
+    found = stated(job(framework="verl==0.9.1", pools=[pinned]))
     rollout, trainer = found.pools
     # verl's own configuration: tensor_model_parallel_size 2, gpu_memory_utilization 0.5, gradient checkpointing on
     assert (rollout.layout.tensor_parallel, rollout.settings.memory_fraction) == ((2,), (0.5,))
@@ -47,6 +49,26 @@ def test_defaults_are_those_of_the_version_and_not_of_the_job() -> None:
     # use_dynamic_bsz is off: microbatches of a sequence, however short
     assert (trainer.layout.microbatch, trainer.settings.token_budget) == ((1,), None)
     assert "one sequence" in " ".join(found.notes)
+
+
+def test_a_release_without_the_key_holds_gradients_whole() -> None:
+    """verl 0.9.0 on FSDP2 has no branch there (engine/fsdp/transformer_impl.py:673); 0.9.1 has a key, which is off."""
+    trainer = {"role": "trainer", "layout": {"data_parallel": 8, "zero_stage": 3, "activation_recompute": "full"},
+               "settings": {"backend": "fsdp2", "token_budget": 4096, "parked": True}}  # fmt: skip
+    engine = {
+        "role": "rollout",
+        "layout": {"data_parallel": 8},
+        "settings": {"max_running": 32, "memory_fraction": 0.5},
+    }
+    told = {}
+    for release in ("0.9.0", "0.9.1", "0.9"):
+        told[release] = predict_job(job(framework=f"verl=={release}", pools=[trainer, engine]))
+    peak = {name: each.memory_bytes["trainer"].total for name, each in told.items()}
+    whole = 4.0 * parameters(load_architecture("Qwen3-4B")) * (1.0 - 1.0 / 8.0)
+    assert peak["0.9.0"] - peak["0.9.1"] == pytest.approx(whole, rel=0.1)
+    assert peak["0.9"] == peak["0.9.1"]
+    assert any("whole" in words for words in told["0.9.0"].assumed)
+    assert told["0.9.0"].stages_s.training < told["0.9.1"].stages_s.training  # reduced once and not every microbatch
 
 
 def test_microbatches_of_the_defaults_are_cut_as_the_framework_cuts_them() -> None:

@@ -21,7 +21,7 @@ name: small
 architecture: Qwen3-8B
 cluster: dgx_h100
 nodes: 1
-framework: verl==0.9.0
+framework: verl==0.9.1
 tasks:
   - name: math
     workload: math

@@ -41,7 +41,7 @@ JOB: dict[str, Any] = {
     "architecture": "Qwen3-4B",
     "cluster": "dgx_h100",
     "nodes": 1,
-    "framework": "verl==0.9.0",
+    "framework": "verl==0.9.1",
     "trainer_backends": ["megatron"],
     "tasks": [TASK],
     "modes": ["disaggregated"],
@@ -193,10 +193,10 @@ def test_what_a_scorer_cannot_be(wrong: dict[str, Any], words: str) -> None:
     ("framework", "scorer", "key"),
     [
         pytest.param(
-            *("verl==0.9.0", TEACHER, "distillation.teacher_models.teacher_model.model_path"), marks=pytest.mark.slow
+            *("verl==0.9.1", TEACHER, "distillation.teacher_models.teacher_model.model_path"), marks=pytest.mark.slow
         ),
         (
-            "verl==0.9.0",
+            "verl==0.9.1",
             {**TEACHER, "kind": "judge", "response_tokens": 64},
             "reward.reward_model.enable_resource_pool",
         ),

@@ -122,7 +122,7 @@ def judged(prompt: int, response: int, shared: bool, **trainer: Any) -> Evaluati
     job = Job.model_validate(
         {
             "architecture": "Qwen3-4B", "cluster": "generic:h800_sxm", "nodes": 1, "devices_per_node": 4,
-            "framework": "verl==0.9.0", "trainer_backends": ["fsdp2"], "reference": False,
+            "framework": "verl==0.9.1", "trainer_backends": ["fsdp2"], "reference": False,
             "tasks": [{"name": "t", "workload": "math", "prompts_per_step": 8, "group_size": 4,
                        "max_prompt_tokens": prompt, "max_response_tokens": response}],
             "pools": [

@@ -95,7 +95,7 @@ def test_every_point_is_what_the_planner_screens_for_it_alone(mixed: SweepResult
 @pytest.mark.slow
 def test_partial_rollouts_and_all_that_a_point_leaves_open_are_the_planners_too() -> None:
     """Splits, modes and backends compete for each point; engines that closed forms take for equal fall as they do."""
-    job = {**JOB, "framework": "verl==0.9.0", "trainer_backends": ["fsdp2", "megatron"], "nodes": 2}
+    job = {**JOB, "framework": "verl==0.9.1", "trainer_backends": ["fsdp2", "megatron"], "nodes": 2}
     grid = {
         "tasks.math.over_provision": [1.0, 1.5], "modes": ["one_step_off", ["colocated", "one_step_off", "async"]],
         "limits.staleness": [1], "pools.trainer.layout.offload": ["none", ["none", "optimizer"]], TP: [1, 4],
@@ -121,7 +121,7 @@ TRAINER = "pools.trainer.layout."
              TRAINER + "context_parallel": [1, 2]},
         ),
         (
-            {"nodes": 4, "architecture": "Qwen3-32B", "framework": "verl==0.9.0",
+            {"nodes": 4, "architecture": "Qwen3-32B", "framework": "verl==0.9.1",
              "trainer_backends": ["fsdp2", "megatron"]},
             {TRAINER_TP: [1, 2, 8], TP: [2, 8]},
         ),

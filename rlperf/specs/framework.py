@@ -171,20 +171,24 @@ Pads = Literal["microbatch", "batch", "limit"]
 generated, or the most that the job allows."""
 
 
-def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str]:
+def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str | bool]:
     """What facts say of how a trainer computes in a release, under names of `TrainerOverheads`.
 
     Of the newest release where ``version`` is no number; what a framework's own facts leave open, its relative's say.
 
     >>> [trainer_facts("verl", "megatron", version) for version in ("0.5", "main")]
     [{'attention_kernel': 'flash'}, {'attention_kernel': 'flash2'}]
+    >>> [trainer_facts("verl", "fsdp2", version).get("whole_gradients") for version in ("0.9.0", "0.9.1", "0.9")]
+    [True, None, None]
     """
     data = facts_data(framework)
-    found = trainer_facts(data["relative"], backend, "") if data.get("relative") else {}
+    found: dict[str, str | bool] = trainer_facts(data["relative"], backend, "") if data.get("relative") else {}
     for span, kernel in data.get("attention", {}).get(backend, {}).items():
         first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
         if _release(first, 0) <= _release(version, NEWEST) <= _release(last if dash else first, NEWEST):
             found["attention_kernel"] = kernel
+    if version.strip().removeprefix("v") in data.get("whole_gradients", {}).get(backend, ()):
+        found["whole_gradients"] = True
     stated = {name: data.get(name, {}).get(backend) for name in ("pads", "balance")}
     return found | {name: value for name, value in stated.items() if value}
 
@@ -246,6 +250,10 @@ class FrameworkFacts(Frozen):
     attention: dict[str, dict[str, Attention]] = Field({}, description="trainer backend -> span of versions -> kernel")
     pads: dict[str, Pads] = Field(
         {}, description="trainer backend -> to what it pads unpacked sequences, where its relative does otherwise"
+    )
+    whole_gradients: dict[str, tuple[str, ...]] = Field(
+        {},
+        description="trainer backend -> releases that keep gradients whole between microbatches and have no key for it",
     )
     balance: dict[str, Balance] = Field(
         {}, description="trainer backend -> over what it evens out its ranks, where its relative does otherwise"

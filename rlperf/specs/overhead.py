@@ -120,6 +120,7 @@ class TrainerOverheads(Frozen):
     logits : bytes per logit that its loss holds, if not as the backend's calibration has them
     loss : bytes per logit that its loss moves, if not as the backend's calibration has them
     attention_kernel : of its trainer from Hopper on (set by `FrameworkCalibration.running`)
+    whole_gradients : gradients wait unsharded for an update's last microbatch whatever a job says (set there, too)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
 
@@ -144,6 +145,7 @@ class TrainerOverheads(Frozen):
     logits: LogitBytes | None = None
     loss: LossBytes | None = None
     attention_kernel: Attention = "flash"
+    whole_gradients: bool = False
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (
         "NeMo-RL's calibration rows prefer 0 to 0.1 (x1.0 to x1.2 at EP8) to the 0.25 of kernel tables with power-law "

@@ -24,7 +24,7 @@ def job_of(prompts: int, max_response_tokens: int) -> rlperf.Job:
             "name": f"{prompts} prompts, {max_response_tokens} tokens",
             "architecture": "Qwen3-8B",
             "cluster": "dgx_h100",
-            "framework": "verl==0.9.0",
+            "framework": "verl==0.9.1",
             "trainer_backends": ["fsdp2"],
             "tasks": [
                 {

@@ -20,7 +20,7 @@ from rlperf.sweep import Sweep, SweepResult
 HERE = Path(__file__).parent
 TARGET_S = 300.0
 JOB: dict[str, Any] = {
-    "name": "capacity", "architecture": "Qwen3-32B", "cluster": "dgx_h200", "framework": "verl==0.9.0",
+    "name": "capacity", "architecture": "Qwen3-32B", "cluster": "dgx_h200", "framework": "verl==0.9.1",
     "trainer_backends": ["megatron"],
     "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 8, "max_prompt_tokens": 2048,
                "max_response_tokens": 32768}],

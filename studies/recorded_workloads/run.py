@@ -60,7 +60,7 @@ def job_of(name: str, architecture: str, data: Path) -> Job:
     """The job of one recording on two DGX H100, every layout of the reduced grid open."""
     return Job.model_validate(
         {
-            "name": name, "architecture": architecture, "cluster": "dgx_h100", "nodes": 2, "framework": "verl==0.9.0",
+            "name": name, "architecture": architecture, "cluster": "dgx_h100", "nodes": 2, "framework": "verl==0.9.1",
             "trainer_backends": ["megatron"], "pools": POOLS, "objective": {"bold": True},
             "tasks": [{"name": name, "workload": str(data / name), "group_size": 8, **TASKS[name]}],
         }

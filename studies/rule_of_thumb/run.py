@@ -33,7 +33,7 @@ def job(architecture: str, cluster: str, nodes: int, workload: str, cap: int) ->
     task = {"name": "task", "workload": workload, "prompts_per_step": 128, "group_size": 8, "mini_batch": 64,
             "max_prompt_tokens": 2048, "max_response_tokens": cap}  # fmt: skip
     return {"name": f"{architecture} {cluster} {workload}", "architecture": architecture, "cluster": cluster,
-            "nodes": nodes, "framework": "verl==0.9.0", "tasks": [task]}  # fmt: skip
+            "nodes": nodes, "framework": "verl==0.9.1", "tasks": [task]}  # fmt: skip
 
 
 def by_rule(case: tuple[str, str, int, str, int]) -> dict[str, Any]:

@@ -238,6 +238,9 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
         notes.append(f"{simulated} of {replicas} rollout replicas simulated: {which}")
     notes += [note for device in {each.device.name: each.device for each in _machines(context)}.values()
               if (note := _memory_note(device))]  # fmt: skip
+    if framework.training.whole_gradients:
+        whole = "holds gradients whole between the microbatches of an update and has no key for it"
+        notes.append(f"{context.job.framework} {whole}: 4 bytes a parameter on every device")
     if framework.assumed:
         notes.append(f"{framework.id}: nobody measured {', '.join(framework.assumed)}")
     if evaluation.configuration.pool("rollout").settings.chunked_prefill is False:

@@ -50,9 +50,10 @@ def trainer_bytes(
     park = np.asarray(parked)
     skew = routing_skew(stack.framework, layout)
     ends = (settings.first_stage_layers, settings.last_stage_layers)
+    whole = settings.whole_gradients or stack.framework.training.whole_gradients
     options = UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss, ends=ends,
-        lora_jobs=settings.lora_jobs, whole_gradients=settings.whole_gradients,
+        lora_jobs=settings.lora_jobs, whole_gradients=whole,
     )  # fmt: skip
     patches = demand.images_per_token * trained.tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration

@@ -128,9 +128,10 @@ def updated(
 def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings) -> UpdateOptions:
     skew, device = routing_skew(stack.framework, layout), site.hardware.device
     kernel = "flash" if device.generation.split()[0] in BEFORE_HOPPER else stack.framework.training.attention_kernel
+    whole = settings.whole_gradients or stack.framework.training.whole_gradients
     return UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
-        attention_kernel=kernel, whole_gradients=settings.whole_gradients,
+        attention_kernel=kernel, whole_gradients=whole,
     )  # fmt: skip
 
 

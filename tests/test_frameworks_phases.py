@@ -172,3 +172,10 @@ def test_adapters_of_miles_go_on_from_their_own_folder() -> None:
     assert [one["num-rollout"] for one in keys] == [50, 30, 20] and all("load" not in one for one in keys)
     adapters = [one.get("lora-adapter-path") for one in keys]
     assert adapters == [None, f"{keys[0]['save']}/iter_0000049/adapter", f"{keys[0]['save']}/iter_0000029/adapter"]
+
+
+def test_releases_that_count_epochs_alone_say_so() -> None:
+    """SkyRL ends by trainer.max_training_steps since 0.3: before, as many epochs as rl_steps would never end."""
+    emission = export_run(phases("skyrl")[0], adapter_of("skyrl"), "0.2", "c").emission
+    assert not {"trainer.epochs", "trainer.max_training_steps"} & {setting.key for setting in emission.settings}
+    assert any(lost.asked == "an end after rl_step 50" for lost in emission.limitations)

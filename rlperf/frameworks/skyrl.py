@@ -187,11 +187,17 @@ class Skyrl:
                              vllm_drafts(f"{E}speculative_config.", wanted), target.has)  # fmt: skip
         extra = [*_names(run), *_placement(run, target), *_algorithm(run, target), *_reference(run, target)]
         chosen |= {setting.key: setting for setting in extra}
+        lost: tuple[Limitation, ...] = ()
+        if run.rl_steps and not target.has(_ENDS):  # epochs alone would end it
+            chosen.pop(T + "epochs")
+            lost = (
+                Limitation(f"an end after rl_step {run.last_rl_step}", "the end of trainer.epochs", "yours to stop"),
+            )
         kept = [s for s in chosen.values() if target.has(s.key) and not (s.value is None and not target.default(s.key))]
         older = target.version == PACKAGE
         ahead, base = (PACKAGE_ASYNC, "skyrl_train") if older else (ASYNC, "skyrl.train")
         entry = ahead if run.traits.runs_ahead else f"{base}.entrypoints.main_base"
-        return Emission(tuple(kept), (), entry, (PACKAGE,) if older else (), run)
+        return Emission(tuple(kept), lost, entry, (PACKAGE,) if older else (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.sh``: the words of the command line, one a line."""
@@ -262,6 +268,9 @@ def _with_derived(run: Run) -> Run:
     return replace(run, trainer=trainer, rollout=rollout, batch=run.batch.with_context(), facts=facts)
 
 
+_ENDS = T + "max_training_steps"
+
+
 def _names(run: Run) -> list[Setting]:
     settings = [
         Setting(P + "model.path", hub_name(run.architecture), "yours"),
@@ -275,7 +284,7 @@ def _names(run: Run) -> list[Setting]:
     if run.rl_steps:
         last = run.last_rl_step or run.rl_steps
         settings += [
-            Setting(T + "max_training_steps", last, "through this phase's last rl_step"),
+            Setting(_ENDS, last, "through this phase's last rl_step"),
             Setting(T + "epochs", last, "enough of any data: the steps end the run"),
             Setting(T + "ckpt_interval", run.saves_every, "and at the end of the phase"),
             Setting(T + "ckpt_path", run.kept_in("/ckpt/rlperf"), "yours; the same for every phase of a task"),

@@ -47,8 +47,11 @@ ELSEWHERE = {
 }
 """How commands begin that are not run here: they ask, serve, need devices or a cluster, or fit for minutes."""
 
-BOUNDED = {"rlperf size ": ("--most-nodes", "2")}
-"""What is said to commands, as they begin, that else plan a dozen clusters."""
+BOUNDED = {
+    "rlperf size ": ("--most-nodes", "1"),
+    "rlperf plan --model ": ("--prompts", "32", "--max-response", "2k"),
+}
+"""What is said to commands, as they begin, that else plan a dozen clusters, or whole batches of long responses."""
 
 LONG = ("workloads", "audit", "calibrate")
 """Pages whose commands take seconds together."""
@@ -147,7 +150,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: LengthTable)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config = recipe("grpo.yaml", "tutorials/audit.md").replace("gpu_memory_utilisation", "gpu_memory_utilization")
-    Path("job.yaml").write_text(recipe("job.yaml", "tutorials/first-run.md") + FEW)
+    job = recipe("job.yaml", "tutorials/first-run.md")
+    Path("job.yaml").write_text(re.sub(r"(max_response_tokens: ).*", r"\g<1>2048", job) + FEW)
     for name in ("run_grpo.yaml", "config.yaml"):
         Path(name).write_text(config)
     for name in ("run_grpo.sh", "launch.sh", "run.sh"):

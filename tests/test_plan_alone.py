@@ -70,6 +70,7 @@ def test_a_moved_plan_gives_its_own_numbers_from_anywhere(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
+    undrawn: None,
 ) -> None:
     file, seconds, simulated = moved
     text = file.read_text()

@@ -13,7 +13,7 @@ import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.layout import Layout
-from rlperf.plan.answer.plan import GroupTime
+from rlperf.plan.answer.plan import GroupTime, Plan
 from rlperf.plan.answer.prediction import assumptions
 from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
 from rlperf.plan.judge.evaluate import Judge
@@ -54,6 +54,12 @@ SMALL: dict[str, object] = {
 
 def job(**changes: object) -> Job:
     return Job.model_validate({**SMALL, **changes})
+
+
+@pytest.fixture(scope="module")
+def small() -> Plan:
+    """The plan of the small job as it stands."""
+    return plan_job(job())
 
 
 def trace(path: Path, steps: int = 2, prompts: int = 16, group: int = 4, scale: float = 200.0, seed: int = 0) -> Path:
@@ -111,9 +117,8 @@ def test_a_plan_is_complete_and_reads_back(tmp_path: Path) -> None:
     assert yaml.safe_load(plan_yaml(plan))["schema_version"] == 1
 
 
-def test_predict_of_the_plan_gives_the_plans_numbers() -> None:
-    plan = plan_job(job())
-    phase = plan.phases[0]
+def test_predict_of_the_plan_gives_the_plans_numbers(small: Plan) -> None:
+    phase = small.phases[0]
     pools = []
     for role in ("rollout", "trainer"):
         pool = phase.pool(role)  # type: ignore[arg-type]
@@ -278,11 +283,12 @@ def test_modes_and_splits() -> None:
     assert plan.phases[0].mode == "async"
 
 
-def test_token_time_may_take_fewer_nodes() -> None:
+def test_token_time_may_take_fewer_nodes(small: Plan) -> None:
     plan = plan_job(job(nodes=2, objective="token_time"))
     devices = plan.phases[0].pool("trainer").devices
     assert devices in (8, 16)
-    both = [plan_job(job(nodes=n)).phases[0].predicted.rl_step_s * 8 * n for n in (1, 2)]
+    alone = {8: small, 16: plan_job(job(nodes=2))}
+    both = [each.phases[0].predicted.rl_step_s * n for n, each in alone.items()]
     assert plan.phases[0].predicted.rl_step_s * devices == pytest.approx(min(both), rel=0.05)
 
 
@@ -374,7 +380,7 @@ def test_every_mode_is_judged() -> None:
 def test_a_plan_with_a_run_but_no_price_reads_back(tmp_path: Path) -> None:
     plan = plan_job(job(run={"rl_steps": 20}))
     assert plan.run is not None and plan.run.usd is None
-    write_plan_files(plan, tmp_path)
+    (tmp_path / "plan.yaml").write_text(plan_yaml(plan))
     assert read_plan(tmp_path / "plan.yaml") == plan
 
 

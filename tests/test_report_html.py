@@ -227,7 +227,7 @@ def test_answers_as_frames_plain_data_and_in_notebooks(plan: Plan) -> None:
             answer.plan = None  # type: ignore[misc, union-attr, assignment]
 
 
-def test_the_command_writes_the_page_of_a_plan(plan: Plan, tmp_path: Path) -> None:
+def test_the_command_writes_the_page_of_a_plan(plan: Plan, tmp_path: Path, undrawn: None) -> None:
     write_plan_files(plan, tmp_path)
     report(tmp_path / "plan.yaml", None)
     assert "Where every constant is from" in (tmp_path / "report.html").read_text()

@@ -127,6 +127,7 @@ class RolloutEvents:
 
     seed: int = 0
     _lent: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
+    _makespans: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
     _parts: dict[tuple[bytes, int, bool], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
 
     def results(self, demand: Demand, replicas: Replicas) -> tuple[RolloutResult, ...]:
@@ -148,11 +149,13 @@ class RolloutEvents:
         """Seconds of every rollout: the makespan, of generation batches their sum; with partial rollouts the mean once
         the buffer has filled [s].
         """
-        if demand.batch.rounds > 1:
-            return np.array([self._in_turn_s(demand, index, replicas) for index in range(len(results))])
-        if demand.batch.over_provision <= 1.0:
+        if demand.batch.rounds == 1 and demand.batch.over_provision <= 1.0:
             return np.array([result.makespan_s for result in results])
-        return np.array([self._refilled_s(demand, index, replicas) for index in range(len(results))])
+        key = (demand.keys, demand.batch, replicas.key)
+        if key not in self._makespans:
+            each = self._in_turn_s if demand.batch.rounds > 1 else self._refilled_s
+            self._makespans[key] = np.array([each(demand, index, replicas) for index in range(len(results))])
+        return self._makespans[key]
 
     def lent_s(
         self, demand: Demand, replicas: Replicas, served: Sequence[Trajectories], results: Sequence[RolloutResult]

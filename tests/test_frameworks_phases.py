@@ -179,3 +179,17 @@ def test_releases_that_count_epochs_alone_say_so() -> None:
     emission = export_run(phases("skyrl")[0], adapter_of("skyrl"), "0.2", "c").emission
     assert not {"trainer.epochs", "trainer.max_training_steps"} & {setting.key for setting in emission.settings}
     assert any(lost.asked == "an end after rl_step 50" for lost in emission.limitations)
+
+
+def test_areal_keeps_no_shards_of_megatrons_optimizer() -> None:
+    """recover.no_save_optim is "required" beside it (1.0.4 api/cli_args.py:2355); of FSDP all states are kept."""
+    runs = phases("areal")
+    ours = {"trainer.backend": "megatron", "trainer.zero_stage": 1, "trainer.data_parallel": None}
+    sharded = in_order([with_values(run, ours).completed() for run in runs])
+    for each, anew in ((runs, False), (sharded, True)):
+        found = [written("areal", run) for run in each]
+        assert all(
+            bool(keys.get("recover.no_save_optim")) == anew == bool(keys.get("recover.no_load_optim"))
+            for keys, _ in found
+        )
+        assert [any("optimizer states" in asked for asked in lost) for _, lost in found] == [False, anew, anew]

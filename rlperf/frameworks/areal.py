@@ -160,7 +160,8 @@ class Areal:
         chosen = {s.key: s for s in (*_names(run), *settings, *_placement(run), *_algorithm(run))}
         chosen = {key: s for key, s in chosen.items() if key != _EXPORTS or s.value}  # its type has no null
         kept = [s for s in chosen.values() if target.has(s.key) or s.key.endswith("scheduling_spec")]
-        return Emission(tuple(kept), (), "examples/math/gsm8k_rl.py", (), run)
+        anew = run.trainer.backend == "megatron" and bool(run.before)
+        return Emission(tuple(kept), (_ANEW,) if anew else (), "examples/math/gsm8k_rl.py", (), run)
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.yaml`` and ``<stem>.sh``."""
@@ -306,6 +307,13 @@ def _placement(run: Run) -> list[Setting]:
     ]
 
 
+_ANEW = Limitation(
+    "going on from the optimizer states of the phase before",
+    "its weights alone",
+    "AReaL keeps none of Megatron's distributed optimizer: moments start anew",
+)
+
+
 def _algorithm(run: Run) -> list[Setting]:
     stale = run.staleness > 0
     reference = run.reference
@@ -338,6 +346,12 @@ def _algorithm(run: Run) -> list[Setting]:
         settings.append(Setting("saver.freq_steps", run.saves_every, "and at the end of the phase"))
         settings.append(Setting("recover.freq_steps", run.saves_every))
         settings.append(Setting("recover.mode", "auto", "a phase goes on where the one before it ended"))
+        if (
+            run.trainer.backend == "megatron"
+        ):  # "required" beside its distributed optimizer (1.0.4 api/cli_args.py:2355)
+            settings += [
+                Setting(f"recover.no_{what}_optim", True, "its shards cannot be kept") for what in ("save", "load")
+            ]
     return settings
 
 

@@ -69,6 +69,15 @@ def test_an_audit_passes_only_what_it_predicted(
         assert code == strict and (not strict or out.endswith("does not pass\n"))
 
 
+def test_an_audit_says_that_rules_of_an_unknown_trainer_were_not_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.yaml").write_text("model_engine: veomni\n" + VERL % "Qwen/Qwen3-0.6B")
+    words = ("audit", str(tmp_path / "run.yaml"), "--framework", "verl", "--no-plan")
+    code, out, _ = call(capsys, monkeypatch, *words)
+    assert code == 0 and "keys hold, but rules were not checked" in out
+
+
 @pytest.mark.parametrize("command", ["predict", "simulate", "explain"])
 def test_one_task_of_several_is_named(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlperf.frameworks.audit import Audit
 
 UNPREDICTED = "keys and rules hold, but memory and time could not be predicted: that is no pass"
+UNCHECKED = "keys hold, but rules were not checked, and memory and time not predicted: that is no pass"
 
 
 def _share(value: float) -> float:
@@ -77,7 +78,8 @@ def audit(
             screen.print(line, soft_wrap=True, markup=False)
         for line in assumed_lines(cluster, workload or rollouts):
             screen.print(line)
-        screen.print({True: "passes", False: "does not pass", None: UNPREDICTED}[passes], soft_wrap=True)
+        unknown = UNCHECKED if found.imported.run.wrong else UNPREDICTED
+        screen.print({True: "passes", False: "does not pass", None: unknown}[passes], soft_wrap=True)
     if passes is False:
         raise typer.Exit(1)
 

@@ -32,6 +32,8 @@ def job_of(settings: dict[str, Any], layout: dict[str, Any] | None = None, **cha
 
 
 SEARCHING = {"workload": "searching"}
+AGENTS = {"workload": "software_engineering", "max_trajectories": 64, "max_prompt_tokens": 16384,
+          "max_response_tokens": 16384}  # fmt: skip
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {  # what, of the task, how far the two may differ
     "fp8": ({"rollout_dtype": "fp8", "kv_dtype": "fp8"}, {}, 0.01),
     "drafts": ({"speculation": "eagle3:3"}, {}, 0.01),
@@ -41,6 +43,12 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {  # what, of t
     "environments": ({}, {**SEARCHING, "max_trajectories": 64}, 0.03),
     "more environments": ({}, {**SEARCHING, "max_trajectories": 64, "prompts_per_step": 64}, 0.03),
     "turns without a prefix cache": ({"prefix_caching": False}, SEARCHING, 0.03),
+    "drafts of fp8 in few environments": (
+        {"rollout_dtype": "fp8", "speculation": "eagle3:3"},
+        {**SEARCHING, "max_trajectories": 32},
+        0.015,
+    ),
+    "agents": ({}, AGENTS, 0.025),
 }
 
 

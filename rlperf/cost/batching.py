@@ -279,9 +279,16 @@ def bins_needed(lengths: FloatArray, token_budget: float) -> int:
     >>> bins_needed(np.array([6.0, 5.0, 4.0, 3.0]), 9.0)
     2
     """
+    return _bins_needed(np.sort(np.asarray(lengths, dtype=np.float64)).tobytes(), float(token_budget))
+
+
+@lru_cache(maxsize=512)
+def _bins_needed(ascending: bytes, token_budget: float) -> int:
+    """Remembered by value, as `_balanced` is: plans beside each other cut the same passes by the same budgets."""
+    lengths = np.frombuffer(ascending)
     free = np.full(len(lengths) + 1, np.inf)  # behind the bins in use one that always fits ends the search
     count = 0
-    for length in np.sort(np.asarray(lengths, dtype=np.float64))[::-1].tolist():
+    for length in lengths[::-1].tolist():
         first = int((free[: count + 1] >= length).argmax())
         if first == count:
             free[count], count = token_budget, count + 1

@@ -82,6 +82,12 @@ class DecodingBatch:
         self.tau = self.steps if self.plain else self.clock.tau(self.steps)
         self._blocks = -1
 
+    @property
+    def due(self) -> bool:
+        """Whether the next end that is noted has come; it may be that of a request which was preempted since."""
+        ends = self._ends
+        return bool(ends) and ends[0][0] <= self.tau
+
     def completed(self) -> list[int]:
         """Requests complete at the present clock, removed."""
         done: list[int] = []

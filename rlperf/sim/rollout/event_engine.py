@@ -251,14 +251,14 @@ class EventEngine:
 
     def _prefill_step(self, chunks: list[tuple[int, int, int]]) -> None:
         """One engine_step with prefill: beside the decodes, or while they stall."""
-        batch = self.batch
+        batch, known, lost = self.batch, self.known, self.lost
         decoding = batch.size if self.chunked else 0
         tokens = pairs = recomputed = 0
         for i, start, size in chunks:
             tokens += size
             pairs += size * start + size * (size + 1) // 2
-            if self.lost[i] > start:
-                recomputed += min(self.lost[i], start + size) - start
+            if lost[i] > start:
+                recomputed += min(lost[i], start + size) - start
         keys = batch.keys() if decoding else 0
         seconds = self.seconds.mixed_s(decoding, keys, tokens, pairs, len(chunks))
         held = self._held()
@@ -274,19 +274,19 @@ class EventEngine:
         self.now += seconds
         if decoding:
             batch.step(1)
-        done = batch.completed() if decoding else []
+        done = batch.completed() if decoding and batch.due else []
         self.partial = None
         for i, start, size in chunks:
-            if start + size < self.known[i]:
+            if start + size < known[i]:
                 self.partial = (i, start + size)
                 continue
-            self.partial_blocks -= -(-self.known[i] // self.cache.block)
+            self.partial_blocks -= -(-known[i] // batch.block)
             turn = self.turn[i]
             if self.first_token[turn] < 0.0:
                 self.first_token[turn] = self.now
-            left = self.prompt[turn] + self.response[turn] - self.known[i] - 1
+            left = self.prompt[turn] + self.response[turn] - known[i] - 1
             if left > 0:
-                batch.add(i, self.known[i], left)
+                batch.add(i, known[i], left)
             else:
                 done.append(i)
         if done:
@@ -322,32 +322,31 @@ class EventEngine:
 
     def _decode_to_event(self, held: int, once: bool) -> None:
         """Decode-only engine_steps up to a completion, a full cache, or an arrival that fits."""
-        batch = self.batch
-        count = 1 if once or (self.leaving and self.waiting) else batch.steps_to_completion()
-        if self.finite and count > 1:
-            count = batch.steps_that_fit(self.cache.total - held, count)
+        batch, cache, waiting, now = self.batch, self.cache, self.waiting, self.now
+        count = 1 if once or (self.leaving and waiting) else batch.steps_to_completion()
+        if count > 1 and self.finite:
+            count = batch.steps_that_fit(cache.total - held, count)
         size = batch.size
         fixed, per_key = self.seconds.fixed_s[size], self.seconds.per_key_s[size]
-        if self.arrivals and not self.waiting and size < self.max_running:
-            count = self._steps_to_arrival(self.arrivals[0][0] - self.now, count, fixed, per_key)
-        keys = batch.keys_of(count)
+        if self.arrivals and not waiting and size < self.max_running:
+            count = self._steps_to_arrival(self.arrivals[0][0] - now, count, fixed, per_key)
+        keys = batch.keys() if count == 1 else batch.keys_of(count)
         seconds = count * fixed + per_key * keys
         if self.look_ahead:
             last_s = fixed + per_key * (keys - batch.keys_of(count - 1)) if count > 1 else seconds
-            self.seen_s = self.now + seconds - last_s
+            self.seen_s = now + seconds - last_s
         self.leaving = 0
         block = batch.block
-        self.rows.append((self.now, seconds, count, size, len(self.waiting), keys, 0, 0, 0, 0, 0, held * block))
-        self.now += seconds
-        unheld = self.cache.unheld_blocks
-        if unheld and held + size * (count * self.width // block + 1) + unheld > self.cache.total:
+        self.rows.append((now, seconds, count, size, len(waiting), keys, 0, 0, 0, 0, 0, held * block))
+        self.now = now + seconds
+        unheld = cache.unheld_blocks
+        if unheld and held + size * (count * self.width // block + 1) + unheld > cache.total:
             batch.step(count - 1)
-            self.cache.evict(self._held())
+            cache.evict(self._held())
             count = 1
         batch.step(count)
-        done = batch.completed()
-        if done:
-            self._finish(done)
+        if batch.due:
+            self._finish(batch.completed())
 
     def _steps_to_arrival(self, delay_s: float, most: int, fixed: float, per_key: float) -> int:
         """Smallest number of engine_steps, at most ``most``, after which the arrival is known."""

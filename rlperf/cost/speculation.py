@@ -117,16 +117,16 @@ def speculating(
     head = draft_head(replica.arch, wanted.method)
     next_s, draft_key_s = _draft(head, replica, padded, 1, DRAFT_KERNELS * called)
     plain = cost.linear(padded)
-    added, keys = [np.zeros_like(running)], [np.full_like(running, cost.decode_per_kv_token_s)]
-    for k in range(1, wanted.most + 1):
+    added = np.full((wanted.most + 1, len(running)), np.nan)  # of numbers that are never drafted
+    keys = added.copy()
+    added[0], keys[0] = 0.0, cost.decode_per_kv_token_s
+    for k in range(max(wanted.fewest, 1), wanted.most + 1):
         wider = _verification_s(cost, replica, running, k) - plain
         handled = (tokens[k] - 1.0) * max(cost.host_per_request_s - head_s, 0.0)
         drafts = _draft(head, replica, padded, k + 1, DRAFT_KERNELS * called)[0] + (k - 1) * next_s
-        added.append(wider + running * (k * head_s + handled) + drafts + VERIFY_KERNELS * called)
-        keys.append(np.full_like(running, np.hypot(keys[0][0], np.sqrt(k * (k + 2.0)) * pair_s) + k * draft_key_s))
-    table = Drafted(
-        np.array(tokens), np.array(added), np.array(keys), np.zeros(len(running), dtype=np.int64), yields.spread
-    )
+        added[k] = wider + running * (k * head_s + handled) + drafts + VERIFY_KERNELS * called
+        keys[k] = np.hypot(cost.decode_per_kv_token_s, np.sqrt(k * (k + 2.0)) * pair_s) + k * draft_key_s
+    table = Drafted(np.array(tokens), added, keys, np.zeros(len(running), dtype=np.int64), yields.spread)
     return replace(cost, drafted=_chosen(cost, table, wanted.fewest, running, typical_context))
 
 

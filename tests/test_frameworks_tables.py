@@ -17,6 +17,7 @@ from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.fields import field
 from rlperf.frameworks.generate import FACTS, READERS, table_text
+from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import ABSENT, KeySpec, key_table, parse_table
 from rlperf.frameworks.reference import page
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
@@ -24,7 +25,7 @@ from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, TrainerRun, r
 from rlperf.plan.question.pool import BatchSettings
 from rlperf.specs.framework import facts_data, facts_document
 from rlperf.specs.pool import ATTRIBUTES
-from rlperf.specs.profiles import load_architecture
+from rlperf.specs.profiles import load_architecture, profile_names
 
 from .framework_samples import SHIPPED, sample_run
 
@@ -190,3 +191,9 @@ def test_rules_ask_what_a_run_says(framework: str) -> None:
             r"\b(run|batch|trainer|rollout|architecture)\.(\w+)", f"{rule.require} {rule.when}"
         ):
             assert hasattr(groups[group], name), (rule.id, group, name)
+
+
+def test_every_repository_is_read_as_the_architecture_that_it_was_written_for() -> None:
+    """No two have one: of a checkpoint only the architecture that its name looks like is read."""
+    names = profile_names("architectures")
+    assert [architecture_at(hub_name(name)) for name in names] == list(names)

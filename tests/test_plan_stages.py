@@ -8,7 +8,7 @@ import pytest
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.cost.batching import Microbatches
 from rlperf.layout import Layout
-from rlperf.plan.judge.stages import best_ends, layer_profile, makespan_s, partitions, stated_ends, uniform
+from rlperf.plan.judge.stages import best_ends, layer_profile, least_s, makespan_s, partitions, stated_ends, uniform
 from rlperf.specs.job import Job
 from rlperf.specs.pipeline_profile import LayerProfile
 from rlperf.specs.pool import SettingsValues
@@ -76,6 +76,22 @@ def test_a_heavy_head_takes_layers_off_the_last_stage() -> None:
     assert stated_ends(heavy_head(), 12, 4, 16, stated) == ends
     wrong = SettingsValues(backend="megatron", first_stage_layers=9, last_stage_layers=9)
     assert stated_ends(heavy_head(), 12, 4, 16, wrong).factor == 1.0
+
+
+@pytest.mark.parametrize(("layers", "stages", "count", "chunks"), [(12, 4, 2, 1), (13, 3, 9, 1), (24, 4, 7, 2)])
+def test_no_partition_ends_before_its_bound_and_the_best_of_all_is_found(
+    layers: int, stages: int, count: int, chunks: int
+) -> None:
+    """Whatever the layers take: which partitions are simulated at all hangs on the bound."""
+    random = np.random.default_rng(layers)
+    for _ in range(3):
+        times = random.uniform(0.0, 1.0, (3, layers + 2))
+        profile = LayerProfile.make("mixed", "E" + "T" * layers + "L", *times.tolist())
+        every = {p: makespan_s(profile, p, count, chunks) for p in partitions(layers // chunks, stages)}
+        assert all(least_s(profile, p, count, chunks) <= s * (1 + 1e-9) for p, s in every.items())
+        middle = layers / chunks / stages
+        near = [s for p, s in every.items() if max(p[0], p[-1]) <= middle + 2 and min(p) >= max(middle - 6, 1)]
+        assert best_ends(profile, layers, stages, count, chunks).makespan_s == min(near)
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(12, 2), (12, 4), (61, 8), (7, 3)])

@@ -17,7 +17,7 @@ from rlperf.workload.multiturn import MultiTurn
 from rlperf.workload.select import TriedLaw
 from rlperf.workload.stages import Filtering, RewardLaw
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
+_FROZEN = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False, defer_build=True)
 
 
 class LengthProvenance(BaseModel):

@@ -6,7 +6,6 @@ import codecs
 import gzip
 import json
 import re
-import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -156,6 +155,8 @@ def _lines(stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_archive(path: Path, sink: _Sink) -> None:
+    import tarfile
+
     sink.advance(path.stat().st_size)
     with tarfile.open(path, "r|*") as archive:
         for member in archive:

@@ -252,13 +252,22 @@ class EngineStepCost:
         idle = self.host_s + float(self.linear(0.0))
         more = np.where(b > 0, 0.0, idle)
         if np.any(n > 0):
-            width = 1.0 + drafted.drafts[np.clip(np.rint(b), 0, len(drafted.drafts) - 1).astype(np.int64)]
-            prompts = self.linear(width * b + n, mixed=True) - np.where(b > 0, self.linear(width * b), -self.host_s)
-            # decodes beside prompts are not padded to a graph's batch
-            prompts = prompts + (self.linear(b) - self.linear(self.padded(b))) / tokens
+            wide, spared = self.beside_prompts(b)
+            prompts = self.linear(wide + n, mixed=True) - spared
             more = np.where(n > 0, prompts + self.prefill_fixed_s + self.prefill_per_token_s * n, more)
         per_request = self.prefill_per_request_s + self.host_per_request_s
         return np.asarray(decode + more + per_request * r + self.prefill_per_pair_s * pairs, dtype=np.float64)
+
+    def beside_prompts(self, running: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Of decodes that draft beside prompts: tokens that they add to L', and seconds that L' spares of their own.
+
+        Those are L of what they verify, but not what padding to a graph's batch took: beside prompts nothing is padded.
+        """
+        assert self.drafted is not None
+        last = len(self.drafted.drafts) - 1
+        wide = running * (1.0 + self.drafted.drafts[np.clip(np.rint(running), 0, last).astype(np.int64)])
+        unpadded = (self.linear(running) - self.linear(self.padded(running))) / self.drafted.at(running)[0]
+        return wide, np.where(running > 0, self.linear(wide), -self.host_s) - unpadded
 
 
 def recompute_s(cost: EngineStepCost, token_budget: float, running: float, context: float) -> float:

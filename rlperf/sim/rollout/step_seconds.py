@@ -21,6 +21,8 @@ class EngineStepSeconds:
     ----------
     fixed, fixed_s : of a decode-only engine_step without its per-key part, by batch 0 ... max_running [s]
     per_key, per_key_s : d_k, by batch; where the cost drafts tokens both are of one token per request [s]
+
+    ``_wide``, ``_spared_s``: of `EngineStepCost.beside_prompts`, by batch.
     """
 
     def __init__(self, cost: EngineStepCost, max_running: int, options: EngineOptions) -> None:
@@ -35,10 +37,14 @@ class EngineStepSeconds:
         linear = cost.linear(cost.padded(batch) * self.width)
         self.fixed = cost.host_s + linear + self.decode_once_s + self.per_request_s * batch
         self.per_key: FloatArray = np.full(max_running + 1, float(cost.decode_per_kv_token_s))
+        self._wide: list[float] = []
+        self._spared_s: list[float] = []
         if cost.drafted is not None:
             if draft is not None:
                 raise SpecError("speculation is stated twice: in the cost of an engine_step, and in the options")
             self.fixed, self.per_key = cost.decode_fixed(batch), cost.decode_per_key(batch)
+            wide, spared = cost.beside_prompts(batch)
+            self._wide, self._spared_s = wide.tolist(), spared.tolist()
         self.per_key_s: list[float] = self.per_key.tolist()
         self.fixed_s: list[float] = self.fixed.tolist()
         self._tokens: list[float] = np.asarray(cost.tokens, dtype=np.float64).tolist()
@@ -54,12 +60,15 @@ class EngineStepSeconds:
 
     def mixed_s(self, running: int, keys: float, tokens: int, pairs: float, requests: int) -> float:
         """Seconds of an engine_step with prefill: ``tokens`` of ``requests`` prompts beside ``running`` decodes."""
-        cost = self.cost
-        if cost.drafted is not None:
-            return float(cost.engine_step_s(running, keys, tokens, pairs, requests))
-        seconds = cost.host_s + cost.host_per_request_s * requests + self.mixed_linear_s(running * self.width + tokens)
+        cost, drafted = self.cost, self.cost.drafted is not None
+        beside = self._wide[running] if drafted else running * self.width
+        host_s = 0.0 if drafted else cost.host_s  # with drafts it is among that of the decodes, or of what is spared
+        seconds = host_s + cost.host_per_request_s * requests + self.mixed_linear_s(beside + tokens)
         seconds += cost.prefill_fixed_s + cost.prefill_per_request_s * requests + cost.prefill_per_pair_s * pairs
         seconds += cost.prefill_per_token_s * tokens
+        if drafted:
+            decodes = self.fixed_s[running] + self.per_key_s[running] * keys if running else 0.0
+            return seconds - self._spared_s[running] + decodes
         if running:
             seconds += self.decode_once_s + self.per_request_s * running + self.per_key_s[running] * keys
         return seconds

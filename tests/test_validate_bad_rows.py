@@ -58,6 +58,7 @@ WRONG = [
     ("rl_step", "osl_mean", "1k", "is not a number"),
     ("rl_step", "rollout_tensor_parallel", "one", "is not a number"),
     ("rl_step", "n_gpus", "1000000", "is beyond any cluster: at most 131,072 devices"),
+    ("rl_step", "osl_mean", "1000000", "is beyond any rollout: at most 524,288 tokens"),
     ("rl_step", "measured_step_s", "-90", "is negative"),
     ("weight_sync", "measured_s", "2.5 s", "is not a number"),
     ("weight_sync", "measured_s", "-2.5", "is negative"),

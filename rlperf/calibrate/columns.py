@@ -241,6 +241,18 @@ def devices_of(cell: str) -> int:
     return value
 
 
+MOST_TOKENS = 1 << 19
+"""Tokens of one sequence of a rollout: an engine_step a token is simulated; the longest published have 131,072."""
+
+
+def tokens_of(cell: str) -> float:
+    """A number of tokens above zero, of one sequence."""
+    value = positive(cell)
+    if value > MOST_TOKENS:
+        raise ValueError(f"beyond any rollout: at most {MOST_TOKENS:,} tokens")
+    return value
+
+
 def flag(cell: str) -> bool:
     """0 or 1."""
     if number(cell) not in (0.0, 1.0):

@@ -25,6 +25,7 @@ from rlperf.calibrate.columns import (
     read,
     stated,
     text,
+    tokens_of,
     whole,
 )
 from rlperf.calibrate.rl_step_configuration import configuration_key
@@ -324,12 +325,12 @@ class StepRow(Reading):
     release: str = column(text, "", name="framework_version")
     algorithm: str = column(str.upper, "")
 
-    printed_total: float | None = column(positive, None, name="seq_mean")
-    printed_response: float | None = column(positive, None, name="osl_mean")
+    printed_total: float | None = column(tokens_of, None, name="seq_mean")
+    printed_response: float | None = column(tokens_of, None, name="osl_mean")
     prompt_tokens: float = column(number, _prompt, name="isl_mean")
-    response_tokens: float = column(positive, _response, name="osl_mean")
-    limit_tokens: float = column(positive, _limit, name="seq_limit")
-    response_limit: float | None = column(positive, None)
+    response_tokens: float = column(tokens_of, _response, name="osl_mean")
+    limit_tokens: float = column(tokens_of, _limit, name="seq_limit")
+    response_limit: float | None = column(tokens_of, None)
     cap_tokens: float = derived(_cap)
     longest_response: float = derived(_longest)
     prompt_limit: int = derived(_prompt_limit)

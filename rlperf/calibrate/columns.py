@@ -242,7 +242,7 @@ def devices_of(cell: str) -> int:
 
 
 MOST_TOKENS = 1 << 19
-"""Tokens of one sequence of a rollout: an engine_step a token is simulated; the longest published have 131,072."""
+"""Tokens of one sequence of a rollout: an engine_step a token is simulated; the longest measured have 65,536."""
 
 
 def tokens_of(cell: str) -> float:

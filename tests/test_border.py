@@ -182,8 +182,9 @@ def test_every_reader_says_file_and_line(tmp_path: Path) -> None:
         read_request_log(tmp_path)
     with pytest.raises(SpecError, match=r"dump\.jsonl:1: "):
         read_dump([written(tmp_path, "dump.jsonl", "[]\n")])
-    with pytest.raises(SpecError, match=r"dump\.jsonl: holds a response of"):
-        read_dump([written(tmp_path, "dump.jsonl", '{"seqlen": 5, "prompt_len": 9}\n')])
+    for prompt in ("9", "9" * 400):
+        with pytest.raises(SpecError, match=r"dump\.jsonl: holds a response of"):
+            read_dump([written(tmp_path, "dump.jsonl", f'{{"seqlen": 5, "prompt_len": {prompt}}}\n')])
     with pytest.raises(SpecError, match=r"run\.jsonl: rl_step 1e\+30 is beyond"):
         read_log([written(tmp_path, "run.jsonl", '{"step": 1e30, "timing_s/gen": 3}\n')])
     with pytest.raises(SpecError, match=r"tfevents\.x: (cannot be read|holds no step metrics)"):

@@ -75,8 +75,8 @@ def read_dump(
             found = list(_read(path, count))
         wrong = next((row for row in found if not row.plausible), None)
         if wrong is not None:
-            tokens = f"{wrong.prompt_tokens:.4g} + {wrong.response_tokens:.4g}"
-            raise SpecError(Problem(f"holds a response of {tokens} tokens in rl_step {wrong.rl_step:.4g}", str(path)))
+            tokens = f"{wrong.prompt_tokens!s:.24} + {wrong.response_tokens!s:.24}"  # 400 digits are no float
+            raise SpecError(Problem(f"holds a response of {tokens} tokens in rl_step {wrong.rl_step!s:.24}", str(path)))
         rows += found
     if not rows:
         raise SpecError(Problem("holds no responses", str(paths[0])))

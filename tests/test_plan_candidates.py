@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +14,7 @@ from rlperf.api import plan_job
 from rlperf.cost.reject import Reject, count_reasons
 from rlperf.layout import Layout
 from rlperf.plan.search.candidates import Shape, divisors, heads_divide, rollout_layouts, token_budgets, trainer_layouts
+from rlperf.plan.search.fronts import trainer_criteria
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.specs.architecture import Architecture, Experts
 from rlperf.specs.pool import LayoutChoice, PoolSpec
@@ -114,6 +118,17 @@ def test_pareto_mask_is_the_definition(rows: list[tuple[int, int, int, int]], cr
 
 def test_pareto_mask_keeps_what_cannot_be_compared() -> None:
     assert pareto_mask(np.array([[1.0, np.nan], [1.0, 2.0], [2.0, 3.0]])).tolist() == [True, True, False]
+
+
+def test_replicas_that_meet_in_every_layer_do_not_replace_a_pipeline() -> None:
+    """As many shards either way; closed forms leave out that replicas wait for each other, events do not."""
+    layout = Layout.of(pipeline_parallel=[8, 1], data_parallel=[1, 8], zero_stage=[1, 3])
+    zero, seconds = np.zeros(2, dtype=np.int64), np.array([5.2, 5.0])
+    columns: Any = SimpleNamespace(
+        layout=layout, backend=zero, parked=zero, busy_s=seconds, departures=zero, doubled=np.zeros(2)
+    )
+    group, criteria = trainer_criteria(columns, np.arange(2), "async")
+    assert pareto_mask(criteria, group).all() and not pareto_mask(criteria, zero).all()
 
 
 def test_pareto_mask_compares_only_inside_a_group() -> None:

@@ -45,11 +45,12 @@ def trainer_criteria(
     ``lends``: engines wake on its devices.
     """
     layout = columns.layout.take(alive)
-    shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
+    sharded = layout.zero_stage >= 3
+    shards = np.where(sharded, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
     backend = columns.backend[alive]
-    group = ((shards * 64 + layout.tensor_parallel) * (backend.max(initial=0) + 1) + backend) * 2 + columns.parked[
-        alive
-    ]
+    # shards of replicas that meet in every layer are none of a pipeline, which waits for nobody
+    apart = sharded * 2 + columns.parked[alive]
+    group = ((shards * 64 + layout.tensor_parallel) * (backend.max(initial=0) + 1) + backend) * 4 + apart
     criteria = [columns.busy_s[alive]]
     if scored_apart:
         criteria.append(columns.trained_s[alive])

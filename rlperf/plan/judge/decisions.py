@@ -43,6 +43,8 @@ ALIKE_BUT = {"activation_recompute": "none", "offload": "none", "microbatch": 1}
 """What layouts of one grid may differ in."""
 ALIKE = 3
 """Best candidates that are judged although another of their grid is."""
+BESIDE = 8
+"""Candidates that are judged last, with the engines or the trainer that judged best."""
 NEAR = 1.03
 """How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
 
@@ -173,6 +175,9 @@ def _judged_task(
         _evaluations(judge, one.demands, finalists, facts, within(tell, each * number, each))
         for number, one in enumerate(screenings)
     ]
+    if len(screenings) == 1 and context.job.sharing != "devices":
+        more = _beside_the_judged(context, screenings[0].found, judged[0])
+        judged[0] += _evaluations(judge, screenings[0].demands, more, facts, quiet)
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
         first = screenings[group].found
@@ -304,6 +309,23 @@ def _beside_the_best(found: Sequence[Configuration]) -> list[list[Configuration]
     same = [c for c in found if (c.mode, c.batch) == (first.mode, first.batch)]
     roles: tuple[Role, ...] = ("rollout", "trainer")
     return [[c for c in same if c.pool(role) == first.pool(role)] for role in roles]
+
+
+def _beside_the_judged(
+    context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
+) -> list[Configuration]:  # fmt: skip
+    """Near candidates with the engines or the trainer that judged best, where closed forms had others first.
+
+    Of engines that closed forms hold level the first is judged with other trainers; events may prefer another.
+    """
+    value = np.array([judged_objective(context, e) for e in evaluations])
+    best = evaluations[int(np.argmin(value + _price(context, evaluations, value)))].configuration
+    seen = {e.configuration for e in evaluations}
+    near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
+            if priced <= NEAR * screened.priced[0] and (c.mode, c.batch) == (best.mode, best.batch)]  # fmt: skip
+    roles: tuple[Role, ...] = ("rollout", "trainer")
+    beside = (c for role in roles for c in near if c.pool(role).layout == best.pool(role).layout and c not in seen)
+    return list(dict.fromkeys(beside))[:BESIDE]
 
 
 def _of_each_grid(found: list[Configuration], most: int) -> list[Configuration]:

@@ -141,7 +141,7 @@ def test_short_sequences_fill_a_microbatch() -> None:
     """Four sequences of 3,072 tokens were the largest microbatch tried: 5 % of an rl_step of 30B-A3B lay beyond."""
     job = short_job("Qwen3-30B-A3B", 32, "h100", max_prompt="1k", max_response="2k", prompts=256, mini_batch=128)
     every = [3072 << k for k in range(6)]
-    assert token_budgets(None, 3072) == [*every[:3], 16384, 32768, 65536]
+    assert token_budgets(None, 3072) == [*every[:3], 16384, 24576, 32768, 49152, 65536]
     opened = {"pools": [{"role": "trainer", "settings": {"token_budget": every}}]}
     ours, best = (plan_job(job, objective={"bold": True}, **more) for more in ({}, opened))
     assert ours.phases[0].pool("trainer").settings.token_budget > 4 * 3072

@@ -229,16 +229,22 @@ def count(cell: str) -> int:
     return int(value)
 
 
+Number = TypeVar("Number", int, float)
+
+
+def _at_most(value: Number, most: int, whose: str, unit: str) -> Number:
+    if value > most:
+        raise ValueError(f"beyond any {whose}: at most {most:,} {unit}")
+    return value
+
+
 MOST_DEVICES = 1 << 17
 """Devices of one run: each replica of it is simulated, so that a slip of the pen must not ask for a million."""
 
 
 def devices_of(cell: str) -> int:
     """A positive whole number of devices."""
-    value = count(cell)
-    if value > MOST_DEVICES:
-        raise ValueError(f"beyond any cluster: at most {MOST_DEVICES:,} devices")
-    return value
+    return _at_most(count(cell), MOST_DEVICES, "cluster", "devices")
 
 
 MOST_TOKENS = 1 << 19
@@ -247,10 +253,7 @@ MOST_TOKENS = 1 << 19
 
 def tokens_of(cell: str) -> float:
     """A number of tokens above zero, of one sequence."""
-    value = positive(cell)
-    if value > MOST_TOKENS:
-        raise ValueError(f"beyond any rollout: at most {MOST_TOKENS:,} tokens")
-    return value
+    return _at_most(positive(cell), MOST_TOKENS, "rollout", "tokens")
 
 
 def flag(cell: str) -> bool:

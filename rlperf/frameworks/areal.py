@@ -36,6 +36,7 @@ from rlperf.frameworks.fields import (
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, Value, key_table
 from rlperf.frameworks.nearest import THIRD, wide_degrees, without_ulysses
+from rlperf.frameworks.phases import enough_epochs
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import defaults, script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
@@ -340,15 +341,13 @@ def _algorithm(run: Run) -> list[Setting]:
     if run.algorithm == "dapo":
         settings.append(Setting("actor.eps_clip_higher", 0.28))
     if run.rl_steps:
-        steps = run.last_rl_step or run.rl_steps
-        settings.append(Setting("total_train_steps", steps, "through the last rl_step of this phase"))
-        settings.append(Setting("total_train_epochs", steps, "enough of any data: the steps end the run"))
+        settings.append(Setting("total_train_steps", run.ends_at, "through the last rl_step of this phase"))
+        settings.append(enough_epochs("total_train_epochs", run))
         settings.append(Setting("saver.freq_steps", run.saves_every, "and at the end of the phase"))
         settings.append(Setting("recover.freq_steps", run.saves_every))
         settings.append(Setting("recover.mode", "auto", "a phase goes on where the one before it ended"))
-        if (
-            run.trainer.backend == "megatron"
-        ):  # "required" beside its distributed optimizer (1.0.4 api/cli_args.py:2355)
+        if run.trainer.backend == "megatron":
+            # "required" beside its distributed optimizer (1.0.4 api/cli_args.py:2355)
             settings += [
                 Setting(f"recover.no_{what}_optim", True, "its shards cannot be kept") for what in ("save", "load")
             ]

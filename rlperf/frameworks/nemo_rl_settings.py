@@ -9,6 +9,7 @@ from rlperf.frameworks.adapter import node_shape
 from rlperf.frameworks.fields import Setting
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.nearest import with_stage_ends
+from rlperf.frameworks.phases import enough_epochs
 from rlperf.frameworks.run import Run
 from rlperf.specs.profiles import load_architecture
 
@@ -183,9 +184,8 @@ def algorithm_settings(run: Run) -> list[Setting]:
     if _sees(run):
         settings.append(Setting("data.default.processor", "vlm_hf_data_processor", "images go through the processor"))
     if run.rl_steps:
-        steps = run.last_rl_step or run.rl_steps
-        settings.append(Setting("grpo.max_num_steps", steps, "through the last rl_step of this phase"))
-        settings.append(Setting("grpo.max_num_epochs", steps, "enough of any data: the steps end the run"))
+        settings.append(Setting("grpo.max_num_steps", run.ends_at, "through the last rl_step of this phase"))
+        settings.append(enough_epochs("grpo.max_num_epochs", run))
         settings.append(Setting("checkpointing.enabled", True))
         kept = run.kept_in("results/rlperf")
         settings.append(Setting("checkpointing.checkpoint_dir", kept, "yours; the same for every phase of a task"))

@@ -22,6 +22,11 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
+def enough_epochs(key: str, run: Run) -> Setting:
+    """So many epochs that no data ends a phase before its rl_steps do."""
+    return Setting(key, run.ends_at, "enough of any data: the steps end the run")
+
+
 def checkpoints(run: Run, framework: str, target: Target) -> tuple[tuple[Setting, ...], tuple[Limitation, ...]]:
     """Settings that let one phase read the checkpoint of another, and what none of it can be read."""
     others, ours = (*run.before, *run.after), run.trainer.backend or ""

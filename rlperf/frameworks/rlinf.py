@@ -37,6 +37,7 @@ from rlperf.frameworks.nearest import (
     without_selective_recompute,
     without_ulysses,
 )
+from rlperf.frameworks.phases import enough_epochs
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.writing import comment, hydra_value, script, shell_word, yaml_scalar
 
@@ -269,17 +270,17 @@ def _names(run: Run) -> list[Setting]:
     model = f"/ckpt/{hub_name(run.architecture).rpartition('/')[2]}"
     named = ("rollout.model.model_path", M + "model_path", "actor.tokenizer.tokenizer_model")
     settings = [Setting(key, model, "yours") for key in named]
-    return settings + (_lasting(run, run.last_rl_step or run.rl_steps) if run.rl_steps else [])
+    return settings + (_lasting(run) if run.rl_steps else [])
 
 
-def _lasting(run: Run, last: int) -> list[Setting]:
+def _lasting(run: Run) -> list[Setting]:
     """How long the run is; checkpoints go to ``output_dir/experiment_name/checkpoints`` and auto looks for them below
     the logger's path (runners/reasoning_runner.py:360, 291 of 0.3.0), so the two are one folder, and every task's own.
     """
     above, name = run.kept_in("results/rlperf").rsplit("/", 1)
     return [
-        Setting("runner.max_steps", last, "through this phase's last"),
-        Setting("runner.max_epochs", last, "enough of any data: the steps end the run"),
+        Setting("runner.max_steps", run.ends_at, "through this phase's last"),
+        enough_epochs("runner.max_epochs", run),
         Setting("runner.save_interval", run.saves_every, "and at the end of the phase"),
         Setting("runner.resume_dir", "auto" if run.resumes else None, "goes on where one ended"),
         Setting("runner.output_dir", above, "yours"),

@@ -279,6 +279,11 @@ class Run:
         """Whether another phase was before this one."""
         return bool(self.rl_steps and self.last_rl_step and self.last_rl_step > self.rl_steps)
 
+    @property
+    def ends_at(self) -> int:
+        """The rl_step through which a phase goes, counted from the run's first."""
+        return self.last_rl_step or self.rl_steps or 0
+
     def through(self, each: Callable[[BatchFacts], int]) -> int:
         """What ``each`` counts of one rl_step, over all of them through this phase's last; phases may differ in it.
 
@@ -288,7 +293,7 @@ class Run:
         6080
         """
         earlier = [(run.rl_steps or 0, each(run.batch)) for run in self.before]
-        own = (self.last_rl_step or self.rl_steps or 0) - sum(steps for steps, _ in earlier)
+        own = self.ends_at - sum(steps for steps, _ in earlier)
         return sum(steps * count for steps, count in earlier) + own * each(self.batch)
 
     def kept_in(self, folder: str) -> str:

@@ -40,6 +40,7 @@ from rlperf.frameworks.nearest import (
     without_selective_recompute,
 )
 from rlperf.frameworks.nearest import without_ulysses as ring
+from rlperf.frameworks.phases import enough_epochs
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.skyrl_reading import (
     ALSO_READ,
@@ -282,10 +283,9 @@ def _names(run: Run) -> list[Setting]:
         Setting(T + "eval_before_train", False, "yours"),
     ]
     if run.rl_steps:
-        last = run.last_rl_step or run.rl_steps
         settings += [
-            Setting(_ENDS, last, "through this phase's last rl_step"),
-            Setting(T + "epochs", last, "enough of any data: the steps end the run"),
+            Setting(_ENDS, run.ends_at, "through this phase's last rl_step"),
+            enough_epochs(T + "epochs", run),
             Setting(T + "ckpt_interval", run.saves_every, "and at the end of the phase"),
             Setting(T + "ckpt_path", run.kept_in("/ckpt/rlperf"), "yours; the same for every phase of a task"),
             Setting(T + "resume_mode", "latest", "a phase goes on where the one before it ended"),

@@ -339,7 +339,7 @@ def _with_derived(run: Run) -> Run:
 
 def _data(run: Run, framework: str) -> list[Setting]:
     model = hub_name(run.architecture).rpartition("/")[2]
-    steps = run.last_rl_step or run.rl_steps
+    steps = run.ends_at
     settings = [
         Setting("hf-checkpoint", f"/ckpt/{model}", "yours"),
         Setting("ref-load", f"/ckpt/{model}_torch_dist", "yours"),

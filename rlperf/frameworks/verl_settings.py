@@ -11,6 +11,7 @@ from rlperf.frameworks.drafting import drafting_of, sglang_drafts, vllm_drafts
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.nearest import with_stage_ends
+from rlperf.frameworks.phases import enough_epochs
 from rlperf.frameworks.run import Run, TrainerRun
 
 A = "actor_rollout_ref.actor."
@@ -281,9 +282,8 @@ def logging_settings(run: Run) -> list[Setting]:
         Setting("trainer.logger", ["console"], "`rlperf calibrate logs` reads it"),
     ]
     if steps:
-        last = run.last_rl_step or steps
-        settings.append(Setting("trainer.total_training_steps", last, "through the last rl_step of this phase"))
-        settings.append(Setting("trainer.total_epochs", last, "enough of any data: the steps end the run"))
+        settings.append(Setting("trainer.total_training_steps", run.ends_at, "through the last rl_step of this phase"))
+        settings.append(enough_epochs("trainer.total_epochs", run))
         settings.append(Setting("trainer.save_freq", run.saves_every, "and at the end of the phase"))
         settings.append(Setting("trainer.resume_mode", "auto", "a phase goes on where the one before it ended"))
         kept = run.kept_in("checkpoints/rlperf")

@@ -136,7 +136,7 @@ def _read_form(path: Path, name: str, sink: _Sink) -> None:
 
         frame = read_frame(path)
         sink.unread.update(set(frame.columns) - {*PLAIN})
-        sink.tables.append(table_of(frame, name, np.arange(2, frame.height + 2)))
+        sink.tables.append(table_of(frame, name))
         sink.advance(path.stat().st_size)
     elif name.endswith(".gz"):
         with gzip.open(path, "rb") as stream:

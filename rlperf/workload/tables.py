@@ -44,7 +44,7 @@ def write_table(table: LengthTable, path: Path | str) -> Path:
 def read_table(path: Path | str) -> LengthTable:
     """Read a `.csv` or `.parquet` that `write_table` wrote, or any with at least prompt_tokens and response_tokens."""
     frame = read_frame(path)
-    return table_of(frame, str(path), np.arange(2, frame.height + 2))
+    return table_of(frame, str(path))
 
 
 def read_frame(path: Path | str) -> pl.DataFrame:
@@ -67,8 +67,10 @@ def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
-def table_of(frame: pl.DataFrame, source: str, lines: Int) -> LengthTable:
+def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> LengthTable:
     """The length table of a frame with at least `NEEDED`; ``lines`` ``[rows]`` are those of ``source``, for messages.
+
+    None: those below a header.
 
     Raises
     ------
@@ -77,6 +79,7 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int) -> LengthTable:
     import polars as pl
 
     frame = _as_recorded(frame)
+    lines = np.arange(2, frame.height + 2) if lines is None else lines
     problems = []
     for name in NEEDED:
         if name not in frame.columns:

@@ -313,7 +313,7 @@ def _beside_the_best(found: Sequence[Configuration]) -> list[list[Configuration]
 
 def _beside_the_judged(
     context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
-) -> list[Configuration]:  # fmt: skip
+) -> list[Configuration]:
     """Near candidates with the engines or the trainer that judged best, where closed forms had others first.
 
     Of engines that closed forms hold level the first is judged with other trainers; events may prefer another.

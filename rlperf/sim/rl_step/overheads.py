@@ -17,6 +17,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.overhead import Overhead
+from rlperf.specs.pool import Settings
 from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.trainer_calibration import EXPERT_TIMING, TrainerCalibration, load_trainer
 
@@ -171,6 +172,11 @@ def parked_s(framework: FrameworkCalibration, hardware: Hardware, n_bytes: npt.A
     if rate is None:
         return np.asarray(2.0 * host_copy_s(hardware, np.asarray(n_bytes, np.float64)))
     return np.asarray(2.0 * np.asarray(n_bytes, np.float64) / rate.value)
+
+
+def holds_gradients_whole(framework: FrameworkCalibration, settings: Settings) -> bool:
+    """Whether gradients wait unsharded for an update's last microbatch: a job or the release says so."""
+    return settings.whole_gradients or framework.training.whole_gradients
 
 
 def routing_skew(framework: FrameworkCalibration, layout: Layout) -> FloatArray:

@@ -15,7 +15,7 @@ from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.cuts import cut_by_budget, most_scored_tokens, scoring_by_budget
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.overheads import routing_skew
+from rlperf.sim.rl_step.overheads import holds_gradients_whole, routing_skew
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_stage import with_optimizer
 from rlperf.specs.architecture import Architecture
@@ -50,10 +50,9 @@ def trainer_bytes(
     park = np.asarray(parked)
     skew = routing_skew(stack.framework, layout)
     ends = (settings.first_stage_layers, settings.last_stage_layers)
-    whole = settings.whole_gradients or stack.framework.training.whole_gradients
     options = UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss, ends=ends,
-        lora_jobs=settings.lora_jobs, whole_gradients=whole,
+        lora_jobs=settings.lora_jobs, whole_gradients=holds_gradients_whole(stack.framework, settings),
     )  # fmt: skip
     patches = demand.images_per_token * trained.tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration

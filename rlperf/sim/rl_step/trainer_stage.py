@@ -26,6 +26,7 @@ from rlperf.sim.rl_step.data_movement import route_bytes
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import (
     held_parameters,
+    holds_gradients_whole,
     parked_s,
     routing_skew,
     scoring_in_framework_s,
@@ -128,10 +129,9 @@ def updated(
 def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings) -> UpdateOptions:
     skew, device = routing_skew(stack.framework, layout), site.hardware.device
     kernel = "flash" if device.generation.split()[0] in BEFORE_HOPPER else stack.framework.training.attention_kernel
-    whole = settings.whole_gradients or stack.framework.training.whole_gradients
     return UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
-        attention_kernel=kernel, whole_gradients=whole,
+        attention_kernel=kernel, whole_gradients=holds_gradients_whole(stack.framework, settings),
     )  # fmt: skip
 
 

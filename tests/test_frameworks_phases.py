@@ -117,6 +117,7 @@ def _run_all(folder: Path) -> list[str]:
     (folder / "model.sh").write_text("MODEL_ARGS=()\n")
     checkout = {name: str(folder) for name in ("SLIME", "MILES", "AREAL", "NEMO_RL", "SKYRL", "RLINF")}
     given = {"PROGRAM": "p", "CONFIG_PATH": "c", "CONFIG": "c", "MODEL_SCRIPT": str(folder / "model.sh"), **checkout}
+    given |= {"NODE_RANK": "0", "MASTER_ADDR": "node0"}
     environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUB_LOG": str(folder / "log"), **given}
     subprocess.run(["bash", str(folder / "run_all.sh")], check=True, env=environment, cwd="/")
     return list(dict.fromkeys((folder / "log").read_text().split()))

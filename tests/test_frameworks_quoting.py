@@ -38,6 +38,7 @@ def _launched(folder: Path, script: str) -> list[str]:
     checkout = {name: str(folder) for name in ("SLIME", "MILES", "AREAL", "NEMO_RL", "SKYRL", "RLINF")}
     environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUB_LOG": str(log), "HOME": "/opt/me", **checkout}
     environment |= {"NEMO_RL_SINGLE_CONTROLLER": "controller.py", "PROGRAM": "p", "CONFIG_PATH": "c", "CONFIG": "c"}
+    environment |= {"NODE_RANK": "1", "MASTER_ADDR": "node0"}
     models = folder / "scripts" / "models"
     models.mkdir(parents=True, exist_ok=True)
     (models / "mine.sh").write_text("MODEL_ARGS=(--of-the-checkout)\n")
@@ -66,6 +67,21 @@ def test_nothing_in_a_name_is_run(framework: str, tmp_path: Path) -> None:
     else:
         assert MODEL in "".join(str(value) for value in _texts(yaml.safe_load(files["config.yaml"])))
     assert framework == "trl" or any("train.py; touch ran" in word for word in words)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_each_of_several_nodes_of_trl_is_told_where_the_first_is(nodes: int, tmp_path: Path) -> None:
+    """Without an address accelerate would look for a host called "None" (its utils/launch.py)."""
+    random, run = Random(3), sample_run(Random(3), "trl")
+    while run.mode != "colocated" or run.nodes != nodes:
+        run = sample_run(random, "trl")
+    for name, text in export_run(run, adapter_of("trl"), key_table("trl").versions[-1], "config").files.items():
+        (tmp_path / name).write_text(text)
+    words = _launched(tmp_path, "config.sh")
+    told = words[words.index("config_accelerate.yaml") + 1 : words.index("-m")]
+    meeting = ["--machine_rank", "1", "--main_process_ip", "node0", "--main_process_port", "29500"]
+    assert told == (meeting if nodes > 1 else [])
+    assert import_config([tmp_path / "config.sh"]).run.devices == run.devices
 
 
 NAMES = (

@@ -119,14 +119,15 @@ class Trl:
         shape = node_shape(run.trainer.devices, per_node)
         if shape is None:
             raise ExportError(f"{run.trainer.devices} GPUs fill no whole nodes of {per_node}", "trl")
-        body = ['cd "$(dirname "$0")"']
-        launch = f"accelerate launch --config_file {stem}_accelerate.yaml -m trl.scripts.grpo --config {stem}.yaml"
-        body.append(f'{launch} "$@"')
+        several = shape[0] > 1
+        launch = f"accelerate launch --config_file {stem}_accelerate.yaml" + several * ' "${MEETING[@]}"'
+        body = ['cd "$(dirname "$0")"', *(_MEETING if several else ())]
+        body.append(f'{launch} -m trl.scripts.grpo --config {stem}.yaml "$@"')
         return {
             **_server(run, stem),
             f"{stem}.yaml": yaml_text(emission.settings, header),
             f"{stem}_accelerate.yaml": _accelerate(run, *shape),
-            f"{stem}.sh": script([f"Launches {stem}.yaml on every node (set machine_rank)."], body),
+            f"{stem}.sh": script([f"Launches {stem}.yaml: run it on every node of the trainer."], body),
         }
 
     def detect(self, source: Source) -> float:
@@ -147,6 +148,13 @@ class Trl:
         run, used = read_fields(self.fields, flat, target, start)
         run = _read_rest(_read_batch(run, flat, source), flat, source)
         return run.completed(), frozenset(used | _ALSO_READ)
+
+
+_MEETING = (
+    'MEETING=(--machine_rank "${NODE_RANK:?which of the nodes this is, from 0}"',
+    '  --main_process_ip "${MASTER_ADDR:?the host of node 0}" --main_process_port "${MASTER_PORT:-29500}")',
+)
+"""What accelerate asks of each of several nodes (utils/launch.py: without an address the host is called "None")."""
 
 
 def _microbatch(run: Run) -> int:
@@ -176,7 +184,10 @@ def _server(run: Run, stem: str) -> dict[str, str]:
         Setting("max_model_len", run.batch.longest_tokens, "prompt + completion"),
         Setting("gpu_memory_utilization", run.rollout.memory_fraction),
     ]
-    header = [f"The vLLM server of {stem}.yaml: start it first, on the rollout GPUs (CUDA_VISIBLE_DEVICES, or a node)."]
+    header = [
+        f"The vLLM server of {stem}.yaml: start it first, on the rollout GPUs (CUDA_VISIBLE_DEVICES, or a node).",
+        f"On a node of its own: {stem}.sh --vllm_server_host HOST.",
+    ]
     body = [*argument_array("ARGS", flags), 'trl vllm-serve "${ARGS[@]}" "$@"']
     return {f"{stem}_server.sh": script(header, body)}
 
@@ -286,7 +297,7 @@ def _accelerate(run: Run, nodes: int, gpus: int) -> str:
         Setting("compute_environment", "LOCAL_MACHINE"),
         Setting("mixed_precision", "bf16"),
         Setting("num_machines", nodes),
-        Setting("machine_rank", 0, "differs by node"),
+        Setting("machine_rank", 0, "the launch gives it by node"),
         Setting("num_processes", nodes * gpus),
         Setting("main_training_function", "main"),
         Setting("distributed_type", _DISTRIBUTED[backend]),

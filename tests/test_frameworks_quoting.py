@@ -84,6 +84,15 @@ def test_each_of_several_nodes_of_trl_is_told_where_the_first_is(nodes: int, tmp
     assert import_config([tmp_path / "config.sh"]).run.devices == run.devices
 
 
+def test_what_areal_is_told_beside_its_file_is_added_to_it(tmp_path: Path) -> None:
+    """Hydra refuses an override of a key that the file lacks, unless it is marked as added."""
+    files = export_run(sample_run(Random(3), "areal"), adapter_of("areal"), "1.0", "config").files
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    told = [word.partition("=")[0] for word in _launched(tmp_path, "config.sh") if "=" in word]
+    assert [key for key in told if not key.startswith("++")] == [] != told
+
+
 NAMES = (
     ("-x", "--x", "a=b"),
     ("yes", "null", "1e3"),

@@ -171,7 +171,7 @@ class Areal:
             'cd "${AREAL:?set AREAL to your AReaL checkout}"',
             *defaults({"ENTRY": emission.entry}),
             f'python3 "$ENTRY" --config "$HERE/{stem}.yaml" \\',
-            '  scheduler.type="${SCHEDULER:-local}" "$@"',
+            '  ++scheduler.type="${SCHEDULER:-local}" "$@"',
         ]
         return {
             f"{stem}.yaml": yaml_text(emission.settings, header),

@@ -10,20 +10,23 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rlperf.api import plan_job
 from rlperf.frameworks.adapter import Source, framework_facts
-from rlperf.frameworks.export import export_run
+from rlperf.frameworks.export import export_run, write_plan
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.phases import in_order
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.sources import read_source
 from rlperf.frameworks.writing import script
+from rlperf.specs.job import Job
 
 from .framework_samples import sample_run, with_values
 
-STUB = '#!/bin/sh\nprintf "%s\\n" "$STUB_PHASE" >> "$STUB_LOG"\n'
+STUB = '#!/bin/sh\nprintf "%s\\n" "${STUB_PHASE:-$*}" >> "$STUB_LOG"\n'
 LENGTHS = (50, 30, 20)
 """rl_steps of three phases."""
 
@@ -101,14 +104,14 @@ def test_phases_follow_one_another_without_gap_or_overlap(framework: str, tmp_pa
         assert all(one["max_steps"] % one["save_steps"] == 0 for one in keys)
     else:
         assert found[1:] == [kept] * 2
-    assert _run_all(tmp_path) == ["phase_01.sh", "phase_02.sh", "phase_03.sh"]
+    names = [f"phase_{index:02d}.sh" for index in (1, 2, 3)]
+    order = [f'STUB_PHASE={name} bash {name} "$@"' for name in names]
+    (tmp_path / "run_all.sh").write_text(script([], ['cd "$(dirname "$0")"', *order]))
+    assert _run_all(tmp_path) == names
 
 
 def _run_all(folder: Path) -> list[str]:
-    """The launches of a folder in the order in which their programs start, which are stubs."""
-    names = [f"phase_{index:02d}.sh" for index in (1, 2, 3)]
-    order = [f'STUB_PHASE={name} bash {name} "$@"' for name in names]
-    (folder / "run_all.sh").write_text(script([], ['cd "$(dirname "$0")"', *order]))
+    """The launches of a folder in the order in which their programs start, which are stubs, or what these are given."""
     stubs = folder / "stubs"
     stubs.mkdir()
     for name in ("python", "python3", "ray", "uv", "accelerate", "trl"):
@@ -120,7 +123,7 @@ def _run_all(folder: Path) -> list[str]:
     given |= {"NODE_RANK": "0", "MASTER_ADDR": "node0"}
     environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUB_LOG": str(folder / "log"), **given}
     subprocess.run(["bash", str(folder / "run_all.sh")], check=True, env=environment, cwd="/")
-    return list(dict.fromkeys((folder / "log").read_text().split()))
+    return list(dict.fromkeys((folder / "log").read_text().splitlines()))
 
 
 def written(framework: str, run: Run) -> tuple[Mapping[str, Any], list[str]]:
@@ -194,3 +197,35 @@ def test_areal_keeps_no_shards_of_megatrons_optimizer() -> None:
             for keys, _ in found
         )
         assert [any("optimizer states" in asked for asked in lost) for _, lost in found] == [False, anew, anew]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["slime", "openrlhf"])
+def test_a_plan_that_changes_layouts_is_one_run(framework: str, tmp_path: Path) -> None:
+    """Long responses in the middle rl_steps want engines of eight GPUs, equal short ones engines of one."""
+    random, trace = np.random.default_rng(3), ["rl_step,group,prompt_tokens,response_tokens,max_response_tokens"]
+    for rl_step, (mean, sigma) in enumerate([(2500, 0.2)] * 2 + [(900, 1.5)] * 2 + [(2500, 0.2)] * 2):
+        lengths = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, size=(256, 16))
+        trace += [f"{rl_step},{group},300,{min(max(int(n), 1), 24576)},24576"
+                  for group, row in enumerate(lengths) for n in row]  # fmt: skip
+    (tmp_path / "lengths.csv").write_text("\n".join(trace))
+    task = {"name": "t", "workload": "lengths.csv", "prompts_per_step": 256, "group_size": 16,
+            "max_prompt_tokens": 1024, "max_response_tokens": 24576}  # fmt: skip
+    job = Job.model_validate({
+        "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 4, "framework": framework, "modes": ["colocated"],
+        "tasks": [task], "horizon": {"rl_steps": 6, "group": 2, "switch": "0 s"}, "objective": {"bold": True},
+        "pools": [{"role": "rollout", "layout": {"tensor_parallel": [1, 8]}}],
+    })  # fmt: skip
+    plan = plan_job(job, folder=tmp_path)
+    widths = [phase.pool("rollout").layout.tensor_parallel for phase in plan.phases]
+    assert widths == [1, 8, 1]
+    write_plan(plan, None, tmp_path / "out", folder=tmp_path)
+    found = [read_source([tmp_path / "out" / f"phase_0{number}.sh"]).keys for number in (1, 2, 3)]
+    ends, each = ENDS[framework], {"rl_steps": 1, "prompts": 256}[ENDS[framework].counts]
+    assert [keys[ends.last] for keys in found] == [2 * each, 4 * each, 6 * each]
+    assert len({keys[ends.kept] for keys in found}) == 1
+    assert [bool(keys.get(ends.goes_on)) for keys in found] == [False, True, True]
+    given = [words for words in _run_all(tmp_path / "out") if f"--{ends.last} " in words]
+    assert [int(words.partition(f"--{ends.last} ")[2].split()[0]) for words in given] == [
+        keys[ends.last] for keys in found
+    ]

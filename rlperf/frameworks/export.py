@@ -65,6 +65,8 @@ class ExportedPhase:
     stem: str
     files: Mapping[str, str]
     emission: Emission
+    unreadable: tuple[Limitation, ...] = ()
+    """What it cannot read of the checkpoint of the phase before."""
 
 
 def write_plan(
@@ -87,7 +89,8 @@ def plan_texts(plan: Plan, framework: str | None = None, *, folder: Path | str |
     adapter, version = _framework(framework or plan.job.framework)
     phases = _exported(plan, adapter, version, folder)
     decided = [_decided(phase, plan.job) for phase in plan.phases]
-    return _texts(phases, adapter, version, decided, run_all_of(plan, [phase.files for phase in phases]))
+    order = run_all_of(plan, [phase.files for phase in phases], [phase.unreadable for phase in phases])
+    return _texts(phases, adapter, version, decided, order)
 
 
 def losses(plan: Plan, framework: str | None = None, *, folder: Path | str | None = None) -> tuple[str, ...]:
@@ -207,7 +210,7 @@ def export_run(
         meant = adapted if len(emission.limitations) > len(lost) else replace(run, mode=adapted.mode)
         silent = unstated(meant, read_back(files, adapter, version), emission.limitations, adapter.fields)
         emission = replace(emission, limitations=(*emission.limitations, *silent))
-    return ExportedPhase(stem, files, emission)
+    return ExportedPhase(stem, files, emission, unreadable)
 
 
 def _in_its_keys(run: Run, adapter: Adapter, folder: Path | str | None) -> tuple[Run, tuple[Limitation, ...]]:

@@ -188,7 +188,7 @@ def _server(run: Run, stem: str) -> dict[str, str]:
         f"The vLLM server of {stem}.yaml: start it first, on the rollout GPUs (CUDA_VISIBLE_DEVICES, or a node).",
         f"On a node of its own: {stem}.sh --vllm_server_host HOST.",
     ]
-    body = [*argument_array("ARGS", flags), 'trl vllm-serve "${ARGS[@]}" "$@"']
+    body = [*argument_array("ARGS", flags), 'exec trl vllm-serve "${ARGS[@]}" "$@"']
     return {f"{stem}_server.sh": script(header, body)}
 
 

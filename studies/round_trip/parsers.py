@@ -2,8 +2,8 @@
 
 In an environment of the framework's own, without rlperf; what else they import is stubbed.
 TRL: `pip install trl peft torch requests`; the parser of its launcher, then its own.
-AReaL: that, `pip install hydra-core lark uvloop colorlog attrs`, and `pip download --no-deps areal`, unpacked; its loader,
-its allocations, and what its trainer validates before it starts anything.
+AReaL: that, `pip install hydra-core lark uvloop colorlog attrs`, and `pip download --no-deps areal`, unpacked; its
+loader, its allocations, and what its trainer validates before it starts anything.
 
 Run: python studies/round_trip/parsers.py trl FOLDER...
      python studies/round_trip/parsers.py areal --package UNPACKED FOLDER...

@@ -84,6 +84,17 @@ def test_each_of_several_nodes_of_trl_is_told_where_the_first_is(nodes: int, tmp
     assert import_config([tmp_path / "config.sh"]).run.devices == run.devices
 
 
+def test_engines_of_trl_that_its_server_cannot_start_are_named() -> None:
+    """`trl vllm-serve` starts all of its engines on one node (trl/scripts/vllm_serve.py:455 of 1.9.2)."""
+    random, run = Random(3), sample_run(Random(3), "trl")
+    while run.mode != "disaggregated":
+        run = sample_run(random, "trl")
+    for devices, named in ((8, False), (16, True)):
+        wide = with_values(run, {"rollout.devices": devices, "rollout.data_parallel": None}).completed()
+        _, lost = adapter_of("trl").adapt(wide, "main")
+        assert any("server of 16 GPUs" in each.asked for each in lost) == named
+
+
 def test_what_areal_is_told_beside_its_file_is_added_to_it(tmp_path: Path) -> None:
     """Hydra refuses an override of a key that the file lacks, unless it is marked as added."""
     files = export_run(sample_run(Random(3), "areal"), adapter_of("areal"), "1.0", "config").files

@@ -66,7 +66,7 @@ def _phase(number: int, names: Sequence[str], lost: Sequence[Limitation], on: st
         lines += [f'{on}$SERVER_ON bash "$PWD/{name}" &', "server=$!", "trap 'kill \"$server\"' EXIT"]
     lines += [f'{on}bash "$PWD/{name}" "$@"' for name in names if not _is_server(name)]
     if any(map(_is_server, names)):
-        lines += ["trap - EXIT", 'kill "$server"', 'wait "$server" || true']
+        lines += ["trap - EXIT", 'kill "$server" || true', 'wait "$server" || true']
     return lines
 
 

@@ -18,7 +18,7 @@ from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.engine_cache import with_more_cache
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.scoring_budget import scored_apart
+from rlperf.plan.judge.budgets import next_budgets, scored_apart
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
@@ -44,7 +44,9 @@ ALIKE_BUT = {"activation_recompute": "none", "offload": "none", "microbatch": 1}
 ALIKE = 3
 """Best candidates that are judged although another of their grid is."""
 BESIDE = 8
-"""Candidates that are judged last, with the engines or the trainer that judged best."""
+"""Candidates that are judged after the finalists, with the engines or the trainer that judged best."""
+TUNED = 2
+"""Candidates that judge best, of which other token budgets are judged last."""
 NEAR = 1.03
 """How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
 
@@ -178,6 +180,8 @@ def _judged_task(
     if len(screenings) == 1 and context.job.sharing != "devices":
         more = _beside_the_judged(context, screenings[0].found, judged[0])
         judged[0] += _evaluations(judge, screenings[0].demands, more, facts, quiet)
+        budgets = [c for one in _best(context, judged[0], TUNED) for c in next_budgets(judge, one)]
+        judged[0] += _evaluations(judge, screenings[0].demands, budgets, facts, quiet)
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
         first = screenings[group].found
@@ -311,6 +315,13 @@ def _beside_the_best(found: Sequence[Configuration]) -> list[list[Configuration]
     return [[c for c in same if c.pool(role) == first.pool(role)] for role in roles]
 
 
+def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> list[Evaluation]:
+    """The ``count`` that judge best, beaten path and all."""
+    value = np.array([judged_objective(context, e) for e in evaluations])
+    ranked = np.argsort(value + _price(context, evaluations, value), kind="stable")
+    return [evaluations[index] for index in ranked[:count]]
+
+
 def _beside_the_judged(
     context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
 ) -> list[Configuration]:
@@ -318,8 +329,7 @@ def _beside_the_judged(
 
     Of engines that closed forms hold level the first is judged with other trainers; events may prefer another.
     """
-    value = np.array([judged_objective(context, e) for e in evaluations])
-    best = evaluations[int(np.argmin(value + _price(context, evaluations, value)))].configuration
+    best = _best(context, evaluations, 1)[0].configuration
     seen = {e.configuration for e in evaluations}
     near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
             if priced <= NEAR * screened.priced[0] and (c.mode, c.batch) == (best.mode, best.batch)]  # fmt: skip

@@ -315,5 +315,5 @@ def token_budgets(
     if microbatch:
         return [each * longest_tokens for each in microbatch]
     steps = sorted([*powers_of_two(FULL_BUDGET), *(3 * each // 2 for each in powers_of_two(FULL_BUDGET // 2))])
-    beyond = [each for each in steps if each > 4 * longest_tokens]
-    return [longest_tokens, 2 * longest_tokens, 4 * longest_tokens, *beyond]
+    beyond = [each for each in steps if each > longest_tokens]
+    return sorted({longest_tokens, 2 * longest_tokens, 4 * longest_tokens, *beyond})

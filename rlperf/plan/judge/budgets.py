@@ -1,10 +1,14 @@
-"""Scoring in larger microbatches than training: a forward pass keeps no activations, so memory may hold more tokens."""
+"""Token budgets that the judge tries: others than closed forms took, and larger ones for scoring alone.
+
+A forward pass keeps no activations, so that memory may hold more tokens of it.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.search.candidates import token_budgets
 from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.cuts import cut_by_budget
 
@@ -33,3 +37,22 @@ def scored_apart(judge: Judge, evaluation: Evaluation) -> Configuration | None:
         if now - (seconds := judge.scoring_s(evaluation, larger)) >= least:
             now, found = seconds, larger
     return found
+
+
+def next_budgets(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
+    """The configuration with the next smaller and the next larger budget of the trainer, those that fit.
+
+    Closed forms hold budgets level that events tell apart: how many sequences meet in a microbatch is a mean to them.
+    """
+    configuration, asked = evaluation.configuration, judge.context.job.pool("trainer")
+    settings, longest = configuration.pool("trainer").settings, configuration.batch.longest_tokens
+    budgets = sorted(token_budgets(asked.settings.token_budget, longest, asked.layout.microbatch))
+    if settings.token_budget not in budgets:
+        return []
+    apart = asked.settings.scoring_token_budget is not None or settings.scoring_token_budget is None
+    at, room = budgets.index(settings.token_budget), judge.room(evaluation)
+    others = [  # scoring follows: one of its own is tried anew
+        configuration.with_trainer(token_budget=each, **({} if apart else {"scoring_token_budget": each}))
+        for each in (*budgets[:at][-1:], *budgets[at + 1 :][:1])
+    ]
+    return [each for each in others if judge.peak(evaluation, each) <= room]

@@ -179,6 +179,7 @@ def greedy_partitions(lengths: FloatArray, parts: int) -> list[IntArray]:
     """
     table = np.asarray(lengths, dtype=np.float64)
     order = np.argsort(-table, kind="stable")
+    parts = min(parts, order.size)  # the others stay empty: eight million devices need no heap
     emptiest, place = [(0.0, part) for part in range(parts)], np.empty(order.size, dtype=np.int64)
     for number, length in enumerate(table[order].tolist()):
         tokens, place[number] = emptiest[0]

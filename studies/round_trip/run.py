@@ -26,8 +26,8 @@ from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.answer.prediction import prediction_of
-from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.budgets import scored_apart
+from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.screen import screen
 from rlperf.specs.job import Job

@@ -16,9 +16,9 @@ import numpy as np
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
+from rlperf.plan.judge.budgets import next_budgets, scored_apart
 from rlperf.plan.judge.engine_cache import with_more_cache
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.budgets import next_budgets, scored_apart
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price

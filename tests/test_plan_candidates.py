@@ -96,7 +96,7 @@ def test_reasons_count_each_candidate_once() -> None:
 
 def test_small_arithmetic() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
-    assert token_budgets(None, 20000) == [20000, 40000, 80000]
+    assert token_budgets(None, 20000) == [20000, 24576, 32768, 40000, 49152, 65536, 80000]
     assert token_budgets((5,), 1000) == [5]
     degree = np.array([1, 2, 3, 4, 8, 16])
     assert heads_divide(DENSE, degree, degree).tolist() == [True, True, False, True, True, False]
@@ -141,7 +141,7 @@ def test_short_sequences_fill_a_microbatch() -> None:
     """Four sequences of 3,072 tokens were the largest microbatch tried: 5 % of an rl_step of 30B-A3B lay beyond."""
     job = short_job("Qwen3-30B-A3B", 32, "h100", max_prompt="1k", max_response="2k", prompts=256, mini_batch=128)
     every = [3072 << k for k in range(6)]
-    assert token_budgets(None, 3072) == [*every[:3], 16384, 24576, 32768, 49152, 65536]
+    assert {16384, 24576, 32768, 49152, 65536} < set(token_budgets(None, 3072))
     opened = {"pools": [{"role": "trainer", "settings": {"token_budget": every}}]}
     ours, best = (plan_job(job, objective={"bold": True}, **more) for more in ({}, opened))
     assert ours.phases[0].pool("trainer").settings.token_budget > 4 * 3072
@@ -176,3 +176,27 @@ def test_an_opened_choice_is_no_worse_than_one_of_its_values(case: str) -> None:
         for each in (pinned, opened)
     )
     assert several <= one * (1.0 + 1e-3)
+
+
+@pytest.mark.slow
+def test_half_of_the_maximum_length_is_no_worse() -> None:
+    """Memory ends between one and two of the shorter sequences, where no budget was tried: 0.9 %."""
+    task = {"name": "t", "workload": "searching", "prompts_per_step": 32, "group_size": 8, "mini_batch": 16,
+            "max_prompt_tokens": 1024}  # fmt: skip
+    job = {"architecture": "Qwen3-14B", "cluster": "dgx_a100", "nodes": 2, "modes": ["one_step_off"],
+           "framework": "nemo_rl", "engine": "sglang", "algorithm": "dapo", "limits": {"staleness": 1},
+           "objective": {"minimize": "step_time", "bold": True}}  # fmt: skip
+    whole, half = (plan_job(job, tasks=[{**task, "max_response_tokens": most}]).objective for most in (1024, 512))
+    assert half <= whole * (1.0 + 1e-3)
+
+
+@pytest.mark.slow
+def test_the_next_budget_is_judged_where_closed_forms_hold_both_level() -> None:
+    """16,384 and 18,432 tokens are as good by closed forms; the one that was kept is 0.4 % worse in events."""
+    task = {"name": "t", "workload": "tool_use", "prompts_per_step": 64, "group_size": 4, "mini_batch": 16,
+            "max_prompt_tokens": 1024, "max_response_tokens": 8192}  # fmt: skip
+    job = {"architecture": "Qwen3-14B", "cluster": "mi300x_node", "nodes": 2, "modes": ["colocated"],
+           "framework": "rlinf", "engine": "vllm", "tasks": [task],
+           "objective": {"minimize": "step_time", "bold": True}}  # fmt: skip
+    stated = {"pools": [{"role": "trainer", "settings": {"token_budget": 18432}}]}
+    assert plan_job(job).objective <= plan_job(job, **stated).objective * (1.0 + 1e-3)

@@ -303,17 +303,17 @@ def token_budgets(
 ) -> list[int]:
     """Tokens per packed microbatch and replica: what the user opens, else longest sequences.
 
-    As many as a stated microbatch has, or 1, 2 and 4, and beyond that powers of two and halfway between, up to
-    `FULL_BUDGET` tokens: four short sequences do not fill a device, and a shorter maximum keeps the large budgets of a
-    longer one.
+    As many as a stated microbatch has, or 1, 2 and 4, and of what is longer than one powers of two and halfway between,
+    up to `FULL_BUDGET` tokens: four short sequences do not fill a device, memory may end between one and two, and a
+    shorter maximum keeps budgets near those of a longer one.
 
-    >>> token_budgets(None, 18432), token_budgets(None, 5120)
-    ([18432, 36864, 73728], [5120, 10240, 20480, 24576, 32768, 49152, 65536])
+    >>> token_budgets(None, 18432), token_budgets(None, 5120)[:6]
+    ([18432, 24576, 32768, 36864, 49152, 65536, 73728], [5120, 6144, 8192, 10240, 12288, 16384])
     """
     if choice:
         return list(choice)
     if microbatch:
         return [each * longest_tokens for each in microbatch]
     steps = sorted([*powers_of_two(FULL_BUDGET), *(3 * each // 2 for each in powers_of_two(FULL_BUDGET // 2))])
-    beyond = [each for each in steps if each > longest_tokens]
-    return sorted({longest_tokens, 2 * longest_tokens, 4 * longest_tokens, *beyond})
+    own = (longest_tokens, 2 * longest_tokens, 4 * longest_tokens)
+    return sorted({*own, *(each for each in steps if each > longest_tokens)})

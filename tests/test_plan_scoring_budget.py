@@ -11,7 +11,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.answer.explain import differences
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.judge import scoring_budget
+from rlperf.plan.judge import budgets
 from rlperf.plan.judge.decisions import Decision, decide
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.specs.job import Job
@@ -48,7 +48,7 @@ def test_scoring_takes_larger_microbatches_where_that_is_worth_it() -> None:
     kept = plan_job(job(pools=alike))
     assert trainer(kept).scoring_token_budget == settings.token_budget
     saved = kept.objective / plan.objective - 1.0
-    assert scoring_budget.WORTH * 0.9 < saved < 0.05
+    assert budgets.WORTH * 0.9 < saved < 0.05
     assert plan.phases[0].predicted.stages_s.scoring < kept.phases[0].predicted.stages_s.scoring
 
 
@@ -60,19 +60,19 @@ def test_what_the_job_states_stays() -> None:
 @pytest.mark.slow
 def test_memory_bounds_the_scoring_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every judged candidate keeps its risk; with budgets without end some would not."""
-    monkeypatch.setattr(scoring_budget, "WORTH", 1e-6)
+    monkeypatch.setattr(budgets, "WORTH", 1e-6)
     times = tuple(2**power for power in range(1, 13))  # one grid of many context ranks has room for 128
-    monkeypatch.setattr(scoring_budget, "TIMES", times)
+    monkeypatch.setattr(budgets, "TIMES", times)
     asked = job("verl", architecture="Qwen3-8B", cluster="dgx_h100")
     context, found = ask(asked).context, decision(asked)
-    budgets = []
+    tried = []
     for each in found.evaluations:
         settings = each.configuration.pool("trainer").settings
         assert settings.token_budget is not None and settings.scoring_token_budget is not None
-        budgets.append(settings.scoring_token_budget // settings.token_budget)
+        tried.append(settings.scoring_token_budget // settings.token_budget)
         beside = float(each.memory.asleep_bytes[0])
         assert float(each.held.peak.max()) + beside <= peak_limit(context, each.stack) * (1 + 1e-9)
-    assert 1 < max(budgets) < times[-1]
+    assert 1 < max(tried) < times[-1]
 
 
 def test_a_budget_of_its_own_is_named_and_one_that_follows_is_not() -> None:
@@ -94,7 +94,7 @@ def _times(settings: SettingsValues) -> int:
 @pytest.mark.parametrize("framework", slow_but(FRAMEWORKS, "verl", "areal"))
 def test_files_say_a_scoring_budget_of_its_own(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the framework has a key; elsewhere scoring takes the budget of training."""
-    monkeypatch.setattr(scoring_budget, "WORTH", 1e-6)
+    monkeypatch.setattr(budgets, "WORTH", 1e-6)
     asked = job(framework, cluster="dgx_h100", engine="sglang" if framework in ("slime", "miles") else "vllm")
     apart = _times(trainer(plan_job(asked))) > 1
     assert apart == framework_facts(framework).states_scoring

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import product
 
 import numpy as np
@@ -180,6 +181,15 @@ def test_a_greedy_partition_is_about_as_even_as_differencing(parts: int) -> None
     assert fullest <= 1.01 * other
     if 2 * parts >= lengths.size:
         assert fullest <= other * (1.0 + 1e-12)
+
+
+def test_sets_that_stay_empty_take_no_memory() -> None:
+    """An audit of a script with a million nodes took 2.3 GB for 512 sequences over eight million ranks."""
+    tracemalloc.start()
+    parts = greedy_partitions(np.arange(1.0, 513.0), 200_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(parts) == 512 and peak < 1 << 20
 
 
 def test_an_update_over_many_replicas_is_cut_up_at_once() -> None:

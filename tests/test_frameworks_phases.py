@@ -202,7 +202,10 @@ def test_areal_keeps_no_shards_of_megatrons_optimizer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["slime", "openrlhf"])
 def test_a_plan_that_changes_layouts_is_one_run(framework: str, tmp_path: Path) -> None:
-    """Long responses in the middle rl_steps want engines of eight GPUs, equal short ones engines of one."""
+    """Long responses in the middle rl_steps want engines of eight GPUs, equal short ones engines of one.
+
+    The ZeRO stage is stated: of two that are level either may be chosen, and neither reads the other's checkpoint.
+    """
     random, trace = np.random.default_rng(3), ["rl_step,group,prompt_tokens,response_tokens,max_response_tokens"]
     for rl_step, (mean, sigma) in enumerate([(2500, 0.2)] * 2 + [(900, 1.5)] * 2 + [(2500, 0.2)] * 2):
         lengths = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, size=(256, 16))
@@ -214,7 +217,8 @@ def test_a_plan_that_changes_layouts_is_one_run(framework: str, tmp_path: Path) 
     job = Job.model_validate({
         "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 4, "framework": framework, "modes": ["colocated"],
         "tasks": [task], "horizon": {"rl_steps": 6, "group": 2, "switch": "0 s"}, "objective": {"bold": True},
-        "pools": [{"role": "rollout", "layout": {"tensor_parallel": [1, 8]}}],
+        "pools": [{"role": "rollout", "layout": {"tensor_parallel": [1, 8]}},
+                  {"role": "trainer", "layout": {"zero_stage": [1 if framework == "slime" else 2]}}],
     })  # fmt: skip
     plan = plan_job(job, folder=tmp_path)
     widths = [phase.pool("rollout").layout.tensor_parallel for phase in plan.phases]

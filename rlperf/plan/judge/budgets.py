@@ -46,7 +46,8 @@ def next_budgets(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
     """
     configuration, asked = evaluation.configuration, judge.context.job.pool("trainer")
     settings, longest = configuration.pool("trainer").settings, configuration.batch.longest_tokens
-    budgets = sorted(token_budgets(asked.settings.token_budget, longest, asked.layout.microbatch))
+    every = token_budgets(asked.settings.token_budget, longest, asked.layout.microbatch)
+    budgets = sorted(each for each in every if each >= longest)
     if settings.token_budget not in budgets:
         return []
     apart = asked.settings.scoring_token_budget is not None or settings.scoring_token_budget is None

@@ -50,10 +50,9 @@ def next_budgets(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
     budgets = sorted(each for each in every if each >= longest)
     if settings.token_budget not in budgets:
         return []
-    apart = asked.settings.scoring_token_budget is not None or settings.scoring_token_budget is None
+    follows = asked.settings.scoring_token_budget is None and settings.scoring_token_budget is not None
+    names = ("token_budget", "scoring_token_budget") if follows else ("token_budget",)  # one of its own is tried anew
     at, room = budgets.index(settings.token_budget), judge.room(evaluation)
-    others = [  # scoring follows: one of its own is tried anew
-        configuration.with_trainer(token_budget=each, **({} if apart else {"scoring_token_budget": each}))
-        for each in (*budgets[:at][-1:], *budgets[at + 1 :][:1])
-    ]
+    beside = budgets[max(at - 1, 0) : at] + budgets[at + 1 : at + 2]
+    others = [configuration.with_trainer(**dict.fromkeys(names, each)) for each in beside]
     return [each for each in others if judge.peak(evaluation, each) <= room]

@@ -91,6 +91,8 @@ def sample_run(random: Random, framework: str, version: str | None = None) -> Ru
     else:
         half = max(nodes // 2, 1) * per_node
         trainer_devices = rollout_devices = half if nodes > 1 else per_node // 2
+        if framework == "trl":
+            rollout_devices = min(rollout_devices, per_node)  # its server is on one node
     group = random.choice([8, 16])
     values = {f"trainer.{k}": v for k, v in _trainer(random, arch, trainer_devices, backend, framework).items()}
     values |= {f"rollout.{k}": v for k, v in _rollout(random, arch, rollout_devices, engine, framework).items()}

@@ -31,6 +31,7 @@ from rlperf.plan.search.screen import screen
 from rlperf.plan.search.splits import splits
 from rlperf.plan.size import _off_path
 from rlperf.report.plan_text import best_rows, kind_rows, print_plan
+from rlperf.sim.rl_step.engine import short_cache
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Contenders
 from rlperf.specs.calibration import Z95
 from rlperf.specs.job import Job
@@ -111,8 +112,29 @@ def test_stages_are_a_power_of_two_or_divide_the_layers() -> None:
 
 def test_an_engine_spans_the_domains_that_its_weights_need() -> None:
     layout = Layout.of(tensor_parallel=[4, 8, 8, 16], pipeline_parallel=[1, 1, 2, 2])
-    assert rollout_departures(layout, np.ones(4, dtype=np.bool_), 8).tolist() == [0, 0, 1, 2]
-    assert rollout_departures(layout, np.array([False, False, True, True]), 8).tolist() == [0, 0, 0, 1]
+    roomy = np.zeros(4, dtype=np.bool_)
+    assert rollout_departures(layout, np.ones(4, dtype=np.bool_), 8, roomy).tolist() == [0, 0, 1, 2]
+    assert rollout_departures(layout, np.array([False, False, True, True]), 8, roomy).tolist() == [0, 0, 0, 1]
+
+
+def test_an_engine_with_room_for_a_few_requests_is_off_the_path() -> None:
+    layout, short = Layout.of(tensor_parallel=[1, 2, 4]), short_cache(np.array([3e4, 1e5, 3e5]), 16384.0)
+    assert rollout_departures(layout, np.ones(3, dtype=np.bool_), 8, short).tolist() == [1, 0, 0]
+
+
+@pytest.mark.slow
+def test_an_engine_that_hides_behind_training_has_room_all_the_same() -> None:
+    """Weights of a 32B fill an A100: an engine of one has room for three of the longest, and its rollout is hidden."""
+    task = {"workload": "tool_use", "prompts_per_step": 64, "group_size": 16, "mini_batch": 32}
+    job = Job.model_validate(
+        {
+            "architecture": "Qwen2.5-32B", "cluster": "dgx_a100", "nodes": 2, "framework": "areal",
+            "modes": ["one_step_off"], "limits": {"staleness": 3},
+            "tasks": [{"name": "t", **task, "max_prompt_tokens": 1024, "max_response_tokens": 512}],
+        }
+    )  # fmt: skip
+    plan = plan_job(job)
+    assert plan.phases[0].pool("rollout").layout.tensor_parallel == 2
 
 
 def off_path(seconds: list[float], departures: list[int], *, sigma: float = 0.1, doubled: float = 0.0) -> OffPath:

@@ -26,7 +26,8 @@ from rlperf.cost.roofline import gemm_fit, gemm_s, sheet_flop_per_s, small_op_s,
 from rlperf.cost.scan import scan_fit, scan_with, step_with
 from rlperf.errors import SpecError
 from rlperf.specs.hardware import Hardware, load_hardware
-from rlperf.specs.profiles import load_architecture
+from rlperf.specs.profiles import load_architecture, load_device
+from rlperf.specs.trainer_calibration import load_trainer
 
 H100 = load_hardware("h100_sxm", "dgx_h100")
 B200 = load_hardware("b200_sxm")
@@ -387,6 +388,17 @@ def test_borrowed_constants_are_marked_and_wider() -> None:
     own, borrowed = load_hardware("h200_sxm").calibration, load_hardware("h20_sxm").calibration
     assert not own.extrapolated and borrowed.extrapolated
     assert borrowed.spread.high > own.spread.high and borrowed.spread.low < own.spread.low
+
+
+def test_a_cut_down_chip_reaches_more_of_its_peak_than_one_that_its_power_holds() -> None:
+    """An H20 has a sixth of an H200's products in over half of its power: 0.90 of the peak, as an H200 on zeros."""
+    large = [gemm_s(hw := load_hardware(name), 16384, 8192, 8192, "bf16") * hw.device.peaks.bf16
+             for name in ("h200_sxm", "h20_sxm", "h20_3e_sxm")]  # fmt: skip
+    assert large[1] == pytest.approx(large[0] * 0.7985 / 0.9054, rel=0.03)
+    assert large[2] == pytest.approx(large[1], rel=0.02)
+    trainer = load_trainer("megatron")
+    rates = [trainer.generation(load_device(name)).sustained for name in ("h200_sxm", "h20_sxm", "h20_3e_sxm")]
+    assert rates[0] < rates[1] == rates[2]
 
 
 def test_the_busiest_of_many_devices_makes_the_others_wait() -> None:

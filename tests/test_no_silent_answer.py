@@ -188,3 +188,11 @@ def test_sizes_that_tensor_cores_do_not_take_as_they_lie_are_said(tmp_path: Path
     assert warned(vocab_size=1024, head_dim=60) == ["head_dim 60 is no multiple of 8"]
     assert warned(vocab_size=1024, intermediate_size=1022) == ["intermediate_size 1,022 is no multiple of 8"]
     assert warned(vocab_size=1000) == ["vocab_size 1,000 over TP2 of the rollout is no multiple of 8 on a device"]
+
+
+def test_a_server_that_no_node_holds_is_refused_in_the_frameworks_words() -> None:
+    pools = [{"role": "rollout", "devices": 16}, {"role": "trainer", "devices": 16}]
+    job = Job.model_validate({**JOB, "framework": "trl", "nodes": 4, "modes": ["disaggregated"], "pools": pools})
+    question = ask(job, to_plan=True)
+    with pytest.raises(InfeasibleError, match="16 GPUs are more than its 8"):
+        plan_job(question.context, facts=question.facts)

@@ -262,6 +262,15 @@ def test_unpacked_batches_of_a_trainer_that_cuts_by_count_are_padded() -> None:
     assert predict_step(padded).stage_s("train_s") > 1.2 * predict_step(packed).stage_s("train_s")
 
 
+def test_a_stated_number_of_packed_sequences_is_no_token_budget_but_nemo_rls() -> None:
+    """Four short sequences of verl are a small microbatch; NeMo-RL packs until four of the longest are full."""
+    for framework, counted in (("verl (vLLM + FSDP2)", True), ("NeMo-RL (vLLM + Megatron-Core)", False)):
+        row = read_row(ROW | {"framework": framework, "microbatch": "4"})
+        assert row.counted is counted
+        longer = read_row(ROW | {"framework": framework, "microbatch": "4", "train_token_budget": "16384"})
+        assert not longer.counted
+
+
 @pytest.mark.parametrize("framework", ["SkyRL (Megatron)", "SkyRL (FSDP)"])
 def test_skyrl_runs_single_sequences_without_padding_and_waits_for_the_host(framework: str) -> None:
     row = ROW | {"framework": framework, "seq_limit": "4096", "activation_recompute": ""}

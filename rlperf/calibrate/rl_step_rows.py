@@ -415,8 +415,12 @@ class StepRow(Reading):
 
     @property
     def counted(self) -> bool:
-        """Whether microbatches hold a number of sequences, however short: SkyRL's, unless tokens are stated."""
-        return self.of_skyrl and self.packing and not stated(self.row, "train_token_budget")
+        """Whether packed microbatches hold a number of sequences, however short: that is stated, and no tokens are.
+
+        SkyRL has no other way; NeMo-RL's number is one of longest sequences, its token budget.
+        """
+        said = self.of_skyrl or (not self.framework.startswith("nemo_rl") and bool(stated(self.row, "microbatch")))
+        return said and self.packing and not stated(self.row, "train_token_budget")
 
     @property
     def recompute_stated(self) -> bool:

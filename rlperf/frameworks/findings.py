@@ -18,6 +18,7 @@ from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
 from rlperf.plan.answer.plan import Prediction
+from rlperf.sim.rl_step.engine import FEW_LONGEST
 from rlperf.specs.framework import versions_of
 from rlperf.units import human_bytes, human_seconds, with_probability
 
@@ -260,6 +261,11 @@ class Cache:
     requests: float
     least: float
 
+    @property
+    def roomy(self) -> bool:
+        """Whether it holds more than a few requests of the longest."""
+        return self.tokens >= FEW_LONGEST * self.least
+
 
 def _key_findings(imported: Imported) -> list[Finding]:
     """Keys that do nothing, and those that change the work or the engine without being counted."""
@@ -296,7 +302,7 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         advice = "raise it, or tensor parallel; the engine refuses to start"
         found.append(Finding("error", key, message, advice, "worker", imported.where(key), rule="kv_starvation"))
     running = run.rollout.max_running
-    few = cache is not None and cache.least <= cache.tokens < 4 * cache.least
+    few = cache is not None and cache.tokens >= cache.least and not cache.roomy
     if cache is not None and few and running and cache.requests < 0.5 * running:
         samples = run.batch.prompts * run.batch.group_size
         if samples / (run.rollout.data_parallel or 1) > cache.requests:

@@ -68,8 +68,7 @@ def what_ifs(given: Imported, predicted: Prediction, cache: Cache | None) -> lis
     if fraction and fraction < (0.8 if separate else 0.6):
         message = f"the engine may take only {100 * fraction:.0f} % of the GPU"
         offer("rollout.memory_fraction", _higher(fraction), message, "memory_fraction_low")
-    roomy = cache is not None and cache.tokens >= 4 * cache.least
-    if cache is not None and roomy and running and cache.requests < min(0.5 * running, share):
+    if cache is not None and cache.roomy and running and cache.requests < min(0.5 * running, share):
         message = f"{running} requests may run at once, but the KV cache holds {cache.requests:.0f} of mean length"
         found.append(WhatIf(ref("rollout.max_running"), _for_cache(run, cache), message, "kv_starvation"))
     return found

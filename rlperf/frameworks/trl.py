@@ -87,9 +87,6 @@ class Trl:
         if run.traits.runs_ahead:
             lost.append(Limitation(f"mode {mode}", "vllm server in turn with the trainer", _serial(run)))
             mode, staleness = "disaggregated", 0
-        if mode == "disaggregated" and run.rollout.devices > run.devices_per_node:
-            lost.append(Limitation(f"a server of {run.rollout.devices} GPUs", "engines of other nodes started by hand",
-                                   "trl vllm-serve starts all of its own on one node"))  # fmt: skip
         if ours.parked:
             trainer = trainer.having(parked=False)
             lost.append(Limitation("trainer states parked on the host during rollout", "they stay on the GPU",

@@ -108,6 +108,7 @@ class Device(Frozen):
     relative: str | None = Field(
         None, description="device whose calibration serves where this one has none, or its own is left out"
     )
+    chip: str | None = Field(None, description="device of the same chip with other memory: trains at the rates of that")
     sources: dict[str, str]
     notes: str = ""
 

@@ -290,10 +290,11 @@ class TrainerCalibration(Frozen):
         return not self.configurations
 
     def generation(self, device: Device) -> Generation:
-        """Constants of a device: by its name, else by the start of its generation, else those of ``*``."""
+        """Constants of a device: by its name, its chip's, the start of its generation, else those of ``*``."""
         by_name = {entry.generation.lower(): entry for entry in self.generations}
-        if device.name in by_name:
-            return by_name[device.name]
+        for name in (device.name, device.chip):
+            if name in by_name:
+                return by_name[name]
         generation = device.generation.lower()
         return next((entry for name, entry in by_name.items() if generation.startswith(name)), by_name["*"])
 

@@ -32,6 +32,7 @@ from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
 from rlperf.told import Tell, quiet, within
 
@@ -419,10 +420,13 @@ def _pinned(context: Context, facts: FrameworkFacts | None) -> list[str]:
     if facts is None:
         return []
     stated: dict[str, dict[str, object]] = {
-        pool.role: {name: given[0] for name, given in dict(pool.layout).items()
+        pool.role: {name: given[0] for name, given in [*dict(pool.layout).items(), ("devices", pool.devices)]
                     if isinstance(given, tuple) and len(given) == 1}
         for pool in context.job.pools
     }  # fmt: skip
+    if len(modes := context.job.modes) == 1:
+        per_node = context.rollout_hardware.cluster.devices_per_node
+        stated["run"] = {"mode": modes[0], "devices_per_node": per_node, "async_enabled": MODES[modes[0]].runs_ahead}
     readers = context.job.pool("rollout").settings.prefill_replicas or (0,)
     engine = {"backend": context.engine_profile.engine, "prefill_replicas": np.array(readers)}
     stated["rollout"] = stated.get("rollout", {}) | engine

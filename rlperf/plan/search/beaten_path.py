@@ -11,6 +11,7 @@ pipeline without need               more stages than the least that memory and f
 pipeline without work               fewer microbatches than stages
 pipeline cut oddly                  stages that are neither a power of two nor a divisor of the layers
 replicas across nodes               an engine beyond the scale-up domains that its weights need
+cache of a few requests             an engine without room for `FEW_LONGEST` of the longest
 ==================================  ================================================================================
 
 *Doublings* of every degree but data parallel, and switches turned on, are how much there is to get wrong on the path.
@@ -105,14 +106,20 @@ def experts_reach(architecture: Architecture, domain: int, memory: float) -> flo
     return max(float(domain), EXPERT_BYTES * routed_parameters(architecture) / memory)
 
 
-def rollout_departures(layout: Layout, fits: BoolArray, domain: int, group: IntArray | None = None) -> IntArray:
-    """Departures of rollout columns of one number of devices: scale-up domains of a replica beyond what it needs.
+def rollout_departures(
+    layout: Layout, fits: BoolArray, domain: int, short: BoolArray, group: IntArray | None = None
+) -> IntArray:
+    """Departures of rollout columns of one number of devices: domains beyond what it needs, and a short cache.
 
-    ``group``: columns that are compared; None: all
+    Parameters
+    ----------
+    domain : devices of a scale-up domain
+    short : whether the cache holds a few requests only (`short_cache`)
+    group : columns that are compared; None: all
     """
     domains = np.asarray(-(-layout.tensor_parallel * layout.pipeline_parallel // domain))
     together = np.zeros(len(domains), dtype=np.int64) if group is None else group
-    return _beyond(domains, _least(domains, together, fits, domains))
+    return _beyond(domains, _least(domains, together, fits, domains)) + short
 
 
 def _least(values: IntArray, group: IntArray, fits: BoolArray, otherwise: IntArray) -> IntArray:

@@ -16,7 +16,15 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import ReplicaMemory, apart_of, cache_granted, least_cache, replica_memory, tabulate
+from rlperf.sim.rl_step.engine import (
+    ReplicaMemory,
+    apart_of,
+    cache_granted,
+    least_cache,
+    replica_memory,
+    short_cache,
+    tabulate,
+)
 from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rollout.lent import AT
@@ -168,6 +176,7 @@ def _columns(
     )  # fmt: skip
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
     domain = context.rollout_hardware.cluster.scale_up_domain
+    short = short_cache(memory.kv_tokens, demand.request_tokens)
 
     def padded(values: Any, fill: float) -> Any:
         return np.concatenate([values, np.full(dead.size, fill)])
@@ -177,7 +186,7 @@ def _columns(
         engine=padded(e, 0).astype(np.int64),
         memory_fraction=padded(f, 0.0),
         max_running=padded(m, 0).astype(np.int64),
-        departures=padded(rollout_departures(rows, why == 0, domain), 0).astype(np.int64),
+        departures=padded(rollout_departures(rows, why == 0, domain, short), 0).astype(np.int64),
         doubled=padded(doublings(rows, np.zeros(len(e), dtype=np.int64)), 0.0),
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),

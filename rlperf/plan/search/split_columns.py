@@ -27,6 +27,7 @@ from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns, departures_of, peak_limits
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.engine import short_cache
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.scorers import Beside
 from rlperf.sim.rl_step.stage_seconds import stage_seconds
@@ -108,9 +109,10 @@ class SplitColumns:
         backends = len(self.context.trainers)
         group = (t_key + 1) * backends + trainer.backend
         off = departures_of(self.context, self.architecture, self.demand, trainer, group)
+        short = short_cache(engines.kv_tokens, self.demand.request_tokens)
         return replace(
             self,
-            rollout=replace(engines, departures=rollout_departures(flat, engines.flags == 0, domain, r_key)),
+            rollout=replace(engines, departures=rollout_departures(flat, engines.flags == 0, domain, short, r_key)),
             trainer=replace(trainer, departures=off),
         )
 

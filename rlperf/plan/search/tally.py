@@ -57,7 +57,9 @@ class Tally:
         self._look_at(pairs.flags)
         costed = np.isfinite(pairs.rl_step_s)
         if not costed.any():
-            self.misses.append("engine and trainer fit the device each alone, but not together")
+            ruled = bool(len(pairs.flags)) and bool(np.all(pairs.flags & int(Reject.FRAMEWORK)))
+            why = "the framework refuses them together" if ruled else "not together"
+            self.misses.append(f"engine and trainer fit the device each alone, but {why}")
         elif (pairs.flags[costed] != 0).any():
             batch, least = source.demand.batch, pairs.rl_step_s[costed].min()
             fastest = f"the fastest rl_step of {batch.prompts} x {batch.group_size}"

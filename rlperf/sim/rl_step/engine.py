@@ -17,7 +17,7 @@ from rlperf.cost.replica import batches_in_flight
 from rlperf.cost.roofline import as_float, stream_s
 from rlperf.cost.speculation import draft_memory, speculating
 from rlperf.cost.weight_sync import adapter_payload, wire_bytes_per_s
-from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.overheads import adapter_seconds, engine_in_framework
 from rlperf.sim.rl_step.site import Site
 from rlperf.sim.rollout.apart import Apart
@@ -189,6 +189,16 @@ def replica_memory(
 def least_cache(request_tokens: float) -> float:
     """Cache that holds one request: two blocks beyond its tokens, for rounding and for what is drafted [tokens]."""
     return request_tokens + 2.0 * BLOCK_TOKENS
+
+
+FEW_LONGEST = 4
+"""Longest requests below which a cache is short: it preempts wherever lengths scatter. Of 60 measured rl_steps the
+engine with the least room holds seven."""
+
+
+def short_cache(kv_tokens: FloatArray, request_tokens: float) -> BoolArray:
+    """Where a replica's cache of so many tokens holds no more than a few requests of the longest."""
+    return np.asarray(kv_tokens < FEW_LONGEST * least_cache(request_tokens))
 
 
 def cache_granted(kv_tokens: FloatArray, request_tokens: float) -> FloatArray:

@@ -16,9 +16,10 @@ import pytest
 from rlperf.api import plan_job
 from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.export import export_run, write_plan
+from rlperf.frameworks.fields import Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.phases import in_order
-from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.sources import read_source
 from rlperf.frameworks.writing import script
@@ -169,6 +170,17 @@ def test_a_checkpoint_that_a_phase_cannot_read_is_named() -> None:
     assert [len(each) for each in lost] == [0, 1, 0] and "another devices" in lost[1][0]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_checkpoints_that_any_layout_reads_have_a_key_in_the_release(framework: str) -> None:
+    table = key_table(framework)
+    for version in table.versions:
+        facts = framework_facts(framework, version)
+        for backend, form in facts.checkpoints.items():
+            keyed = bool(form.key) and Target(table, version).has(form.key)
+            assert facts.tied(backend) == (() if keyed else form.tied)
+    assert framework_facts(framework).tied("no such trainer") == ()
+
+
 def test_adapters_of_miles_go_on_from_their_own_folder() -> None:
     """With megatron-to-hf-mode bridge every run counts from 0 (miles 0.0.2 utils/arguments.py:1983)."""
     runs = phases("miles", trainer__lora_rank=16)
@@ -204,7 +216,7 @@ def test_areal_keeps_no_shards_of_megatrons_optimizer() -> None:
 def test_a_plan_that_changes_layouts_is_one_run(framework: str, tmp_path: Path) -> None:
     """Long responses in the middle rl_steps want engines of eight GPUs, equal short ones engines of one.
 
-    The ZeRO stage is stated: of two that are level either may be chosen, and neither reads the other's checkpoint.
+    The trainer's layout is open, and OpenRLHF's checkpoints are laid out by it: that of one phase reads the other's.
     """
     random, trace = np.random.default_rng(3), ["rl_step,group,prompt_tokens,response_tokens,max_response_tokens"]
     for rl_step, (mean, sigma) in enumerate([(2500, 0.2)] * 2 + [(900, 1.5)] * 2 + [(2500, 0.2)] * 2):
@@ -217,8 +229,7 @@ def test_a_plan_that_changes_layouts_is_one_run(framework: str, tmp_path: Path) 
     job = Job.model_validate({
         "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 4, "framework": framework, "modes": ["colocated"],
         "tasks": [task], "horizon": {"rl_steps": 6, "group": 2, "switch": "0 s"}, "objective": {"bold": True},
-        "pools": [{"role": "rollout", "layout": {"tensor_parallel": [1, 8]}},
-                  {"role": "trainer", "layout": {"zero_stage": [1 if framework == "slime" else 2]}}],
+        "pools": [{"role": "rollout", "layout": {"tensor_parallel": [1, 8]}}, {"role": "trainer"}],
     })  # fmt: skip
     plan = plan_job(job, folder=tmp_path)
     widths = [phase.pool("rollout").layout.tensor_parallel for phase in plan.phases]

@@ -79,6 +79,7 @@ class Kind:
     budget: bool = False
     switch: float = 4.0
     handovers: float = 0.0
+    checkpoints: bool = False
 
 
 KINDS = (
@@ -89,6 +90,8 @@ KINDS = (
     Kind("budget", budget=True),
     Kind("at once with a budget", share=True, budget=True),
     Kind("in turns", handovers=3.0),
+    Kind("tied checkpoints", switch=0.0, checkpoints=True),
+    Kind("in turns with tied checkpoints", handovers=3.0, checkpoints=True),
 )
 
 
@@ -106,6 +109,8 @@ def _random_program(rng: np.random.Generator, kind: Kind) -> Program:
                     rng.uniform(1, 10, n),
                     rng.integers(0, 4, n),
                     previous=len(slots) - 1 if group else None,
+                    resumes=len(slots) - 1 if group else None,
+                    checkpoint=rng.integers(0, 2, n) if kind.checkpoints else None,
                     switch=kind.switch * float(rng.uniform(0.2, 1)),
                     share=rng.integers(1, 9, n).astype(float) if kind.share else None,
                     share_group=group if kind.share else None,

@@ -35,13 +35,12 @@ def checkpoints(run: Run, framework: str, target: Target) -> tuple[tuple[Setting
     if run.before and run.before[-1].trainer.backend != ours:
         asked = f"going on from a checkpoint of {run.before[-1].trainer.backend} with {ours}"
         return (), (Limitation(asked, *_WEIGHTS_ALONE),)
-    form = framework_facts(framework, target.version).checkpoints.get(ours)
-    if form is None:
-        return (), ()
-    if form.key and target.has(form.key):
+    facts = framework_facts(framework, target.version)
+    form, tied = facts.checkpoints.get(ours), facts.tied(ours)
+    if form is not None and not tied:
         moved = any(_moved(run, other, form.tied) for other in others)
         return ((Setting(form.key, True, "phases have other layouts: any reads it"),) if moved else ()), ()
-    if run.before and (moved_now := _moved(run, run.before[-1], form.tied)):
+    if run.before and (moved_now := _moved(run, run.before[-1], tied)):
         asked = f"going on from the checkpoint of the phase before, which has another {', '.join(moved_now)}"
         return (), (Limitation(asked, *_WEIGHTS_ALONE),)
     return (), ()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlperf.layout import IntArray
 from rlperf.plan.answer.baseline import DefaultsOf, against_defaults, against_static
 from rlperf.plan.answer.phases import merged, phase_of
 from rlperf.plan.answer.plan import DefaultsComparison, HandoverCost, Phase, Plan, SwitchGain
@@ -50,7 +51,7 @@ def plan_job(
     tell = report or quiet
     decisions = decide(context, facts, tell)
     tell(0.9, "solving")
-    program = program_of(context, decisions)
+    program = program_of(context, decisions, facts)
     solution, static = solve(program), _static(program)
     interval: tuple[float, float] | None = None
     unsure: SwitchGain | None = None
@@ -117,9 +118,10 @@ def _phases(
     return found
 
 
-def program_of(context: Context, decisions: list[Decision]) -> Program:
+def program_of(context: Context, decisions: list[Decision], facts: FrameworkFacts | None = None) -> Program:
     """The judged columns as an integer program; without a stated switching cost the layout never changes.
 
+    With the rules of a framework, a group of rl_steps has a trainer that reads the checkpoint of the group before.
     Tasks that share the devices (``sharing: devices``) run at the same time and take at most the whole cluster. Those
     that take turns pay for handovers; where a change between groups has a cost, it is one more of them.
     """
@@ -127,8 +129,9 @@ def program_of(context: Context, decisions: list[Decision]) -> Program:
     together = context.job.sharing == "devices"
     handovers = handovers_of(context, decisions)
     chained = not (context.takes_turns and context.job.horizon.switch is not None)
+    checkpoints = [None] * len(decisions) if facts is None else checkpoints_of(decisions, facts)
     slots = []
-    for decision, anyway in zip(decisions, handovers.paid_anyway, strict=True):
+    for decision, anyway, written in zip(decisions, handovers.paid_anyway, checkpoints, strict=True):
         configurations = [e.configuration for e in decision.evaluations]
         same = [serial.setdefault(c.arrangement, len(serial)) for c in configurations]
         slots.append(
@@ -137,6 +140,8 @@ def program_of(context: Context, decisions: list[Decision]) -> Program:
                 cost=decision.objective * decision.count + anyway,
                 configuration=np.array(same, dtype=np.int64),
                 previous=decision.previous if chained else None,
+                resumes=decision.previous,
+                checkpoint=written,
                 switch=_switch_value(context, decision),
                 share=np.array([float(c.devices) for c in configurations]) if together else None,
                 share_group=decision.rl_steps[0] if together else None,
@@ -144,6 +149,23 @@ def program_of(context: Context, decisions: list[Decision]) -> Program:
         )
     share_limit = float(context.cluster.devices) if together else None
     return Program(tuple(slots), share_limit=share_limit, handovers=handovers.paid_if_apart)
+
+
+def checkpoints_of(decisions: Sequence[Decision], facts: FrameworkFacts) -> list[IntArray | None]:
+    """Numbers of what each column's checkpoints are laid out by, ``[columns]`` of every slot.
+
+    None for a task whose groups share no such layout: each then stands by itself, and its files say so.
+    """
+    serial: dict[tuple[object, ...], int] = {}
+    found = [
+        np.array([serial.setdefault(e.configuration.checkpoint(facts), len(serial)) for e in decision.evaluations])
+        for decision in decisions
+    ]
+    of_task: dict[str, list[IntArray]] = {}
+    for decision, numbers in zip(decisions, found, strict=True):
+        of_task.setdefault(decision.task.task.name, []).append(numbers)
+    shared = {name: bool(set.intersection(*(set(each.tolist()) for each in every))) for name, every in of_task.items()}
+    return [numbers if shared[d.task.task.name] else None for d, numbers in zip(decisions, found, strict=True)]
 
 
 def _switch_value(context: Context, decision: Decision) -> float:

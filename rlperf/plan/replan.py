@@ -211,12 +211,17 @@ def _choices(
     context: Context, task: TaskContext, running: Configuration, groups: list[tuple[int, int]],
     facts: FrameworkFacts | None,
 ) -> list[tuple[Evaluation, ...]]:  # fmt: skip
-    """Per group of rl_steps: the running layout first, then the judged finalists."""
+    """Per group of rl_steps: the running layout first, then the judged finalists that read its checkpoint."""
     judge = Judge(context, task)
     found = []
+
+    def other(each: Configuration) -> bool:
+        reads = facts is None or each.checkpoint(facts) == running.checkpoint(facts)
+        return reads and not _same(each, running)
+
     for decision in decide_groups(context, task, facts, groups):
         demand = task.source.demand(running.batch, decision.rl_steps, context.job.seed)
-        others = [each for each in decision.evaluations if not _same(each.configuration, running)]
+        others = [each for each in decision.evaluations if other(each.configuration)]
         found.append((judge.evaluate(demand, running), *others))
     return found
 

@@ -208,6 +208,7 @@ class CheckpointForm(Frozen):
 
     tied: tuple[str, ...] = Field(description="names of layout values, and devices")
     key: str = Field("", description="of the framework: true writes optimizer states that any layout reads")
+    versions: str = Field("", description="span that has the key; empty: all")
     source: str = Field(description="where in the framework's source")
 
 
@@ -258,6 +259,13 @@ class FrameworkFacts(Frozen):
     balance: dict[str, Balance] = Field(
         {}, description="trainer backend -> over what it evens out its ranks, where its relative does otherwise"
     )
+
+    def tied(self, backend: str) -> tuple[str, ...]:
+        """Layout values (and devices) that a phase must share with the one that it goes on from; none: any reads it."""
+        form = self.checkpoints.get(backend)
+        if form is None or (form.key and self.version in versions_of(form.versions, self.versions)):
+            return ()
+        return form.tied
 
     def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:
         """Rules of this version that speak of nothing but ``groups``; without groups, all."""

@@ -16,6 +16,7 @@ from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.cuts import cut_by_budget
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import Role
 
@@ -49,6 +50,12 @@ class Configuration:
     def arrangement(self) -> tuple[object, ...]:
         """All but the batch: nothing has to be moved or restarted between two with the same."""
         return (self.mode, self.staleness, self.pools, self.scorers)
+
+    def checkpoint(self, facts: FrameworkFacts) -> tuple[object, ...]:
+        """What its trainer's checkpoints are laid out by: one with the same goes on from them."""
+        trainer, backend = self.pool("trainer"), self.pool("trainer").settings.backend or ""
+        values = {**dict(trainer.layout), "devices": trainer.devices}
+        return (backend, *(values[name] for name in facts.tied(backend)))
 
     @property
     def signature(self) -> tuple[object, ...]:

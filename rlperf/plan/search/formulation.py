@@ -2,7 +2,8 @@ r"""The integer program over screened columns. Pure: arrays in, a `pulp.LpProble
 
 Sets
     slots :math:`k` (a task in a group of rl_steps), columns :math:`c \in C_k` (a configuration and its predicted cost),
-    configurations :math:`f(c)` (equal in two slots when nothing has to be moved between them).
+    configurations :math:`f(c)` (equal in two slots when nothing has to be moved between them), checkpoints :math:`h(c)`
+    (equal where one goes on from the other's).
 Variables
     :math:`x_{kc} \in \{0, 1\}` column c serves slot k; :math:`y_{kf} \ge 0` slot k enters configuration f anew.
 
@@ -13,6 +14,8 @@ Variables
     \text{choose:}\quad \sum_c x_{kc} = 1 \quad \forall k
 
     \text{switch:}\quad y_{kf} \ge \sum_{c: f(c) = f} x_{kc} - \sum_{c: f(c) = f} x_{k^- c} \quad \forall k, f
+
+    \text{resume:}\quad \sum_{c: h(c) = h} x_{kc} \le \sum_{c: h(c) = h} x_{k^- c} \quad \forall k, h
 
     \text{handover:}\quad \text{the same between tasks that follow each other, at what all their handovers cost}
 
@@ -48,6 +51,8 @@ class Slot:
     cost : v, objective of each column over the whole slot ``[columns]``
     configuration : f, equal numbers mean that nothing moves between two slots ``[columns]``
     previous : index of the slot before this one in time, or None
+    resumes : index of the slot whose checkpoint it goes on from, or None
+    checkpoint : h, equal numbers read each other's checkpoints ``[columns]`` (None: all do)
     switch : s, cost of entering another configuration than the previous slot's [unit of the objective]
     share : u, devices that each column takes while it runs ``[columns]`` (None: all of them, one task at a time)
     share_group : slots of equal group run at the same time
@@ -58,6 +63,8 @@ class Slot:
     cost: FloatArray
     configuration: IntArray
     previous: int | None = None
+    resumes: int | None = None
+    checkpoint: IntArray | None = None
     switch: float = 0.0
     share: FloatArray | None = None
     share_group: int | None = None
@@ -110,6 +117,7 @@ def formulate(program: Program) -> Formulation:
         if slot.previous is not None:
             change = Handover(slot.previous, index, slot.switch)
             terms += _change_rows(problem, program.slots, choose, change, ("y", "switch", slot.name))
+        _resume_rows(problem, program.slots, choose, index)
     for handover in program.handovers:
         names = ("z", "handover", f"{program.slots[handover.first].name}_{program.slots[handover.second].name}")
         terms += _change_rows(problem, program.slots, choose, handover, names)
@@ -149,6 +157,22 @@ def _change_rows(
     return terms
 
 
+def _resume_rows(
+    problem: pulp.LpProblem, slots: Sequence[Slot], choose: list[list[pulp.LpVariable]], index: int
+) -> None:
+    """Rows ``resume``: a slot goes on from a checkpoint that its column reads."""
+    import pulp
+
+    slot = slots[index]
+    if slot.resumes is None or slot.checkpoint is None:
+        return
+    written = slots[slot.resumes].checkpoint
+    for h in np.unique(slot.checkpoint):
+        now = pulp.lpSum(choose[index][c] for c in np.flatnonzero(slot.checkpoint == h))
+        then = pulp.lpSum(choose[slot.resumes][c] for c in np.flatnonzero(written == h))
+        problem += now <= then, f"resume_{slot.name}_{h}"
+
+
 def _share_rows(problem: pulp.LpProblem, program: Program, choose: list[list[pulp.LpVariable]]) -> None:
     """Rows ``share``: tasks that run at the same time take at most the cluster's devices."""
     import pulp
@@ -177,7 +201,18 @@ def value_of(program: Program, chosen: Sequence[int]) -> float:
     for handover in program.handovers:
         pair = [program.slots[index].configuration[chosen[index]] for index in (handover.first, handover.second)]
         total += handover.cost * bool(pair[0] != pair[1])
-    return total if _within_limits(program, chosen) else float("inf")
+    return total if _resumes(program, chosen) and _within_limits(program, chosen) else float("inf")
+
+
+def _resumes(program: Program, chosen: Sequence[int]) -> bool:
+    """Whether every slot reads the checkpoint that it goes on from."""
+    return all(
+        slot.resumes is None
+        or slot.checkpoint is None
+        or (written := program.slots[slot.resumes].checkpoint) is None
+        or bool(written[chosen[slot.resumes]] == slot.checkpoint[c])
+        for slot, c in zip(program.slots, chosen, strict=True)
+    )
 
 
 def _within_limits(program: Program, chosen: Sequence[int]) -> bool:

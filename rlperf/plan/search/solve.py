@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlperf.errors import InfeasibleError, SolverError
-from rlperf.layout import FloatArray
+from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.search.formulation import Program, Slot, formulate, value_of
 
 if TYPE_CHECKING:
@@ -50,9 +50,12 @@ def solve(program: Program, *, method: str = "auto", time_limit_s: float = 60.0)
         if len(slot.cost) == 0:
             raise InfeasibleError(f"{slot.name}: no column is left")
     coupled = program.share_limit is not None or program.budget_limit is not None or bool(program.handovers)
+    coupled = coupled or any(slot.resumes not in (None, slot.previous) for slot in program.slots)
     if method == "path" or (method == "auto" and not coupled):
         chosen = _shortest_paths(program)
         objective = value_of(program, chosen)
+        if not np.isfinite(objective):
+            raise InfeasibleError("no column of a slot reads the checkpoint of the slot before")
         return Solution(chosen, objective, objective, "shortest path")
     return _integer_program(program, time_limit_s)
 
@@ -75,11 +78,13 @@ def _path(chain: list[Slot]) -> list[int]:
     cost: FloatArray = np.asarray(chain[0].cost, dtype=np.float64)
     back: list[np.ndarray] = []
     for before, slot in pairwise(chain):
-        cheapest = int(np.argmin(cost))
-        reach = np.full(len(slot.cost), cost[cheapest] + slot.switch)
-        source = np.full(len(slot.cost), cheapest)
+        reach, source = np.full(len(slot.cost), np.inf), np.zeros(len(slot.cost), dtype=np.int64)
         for c, f in enumerate(slot.configuration):
-            same = np.flatnonzero(before.configuration == f)
+            read = _written(before, slot, c)
+            if len(read):
+                source[c] = read[np.argmin(cost[read])]
+                reach[c] = cost[source[c]] + slot.switch
+            same = read[before.configuration[read] == f]
             if len(same) and cost[same].min() < reach[c]:
                 source[c] = same[np.argmin(cost[same])]
                 reach[c] = cost[source[c]]
@@ -89,6 +94,13 @@ def _path(chain: list[Slot]) -> list[int]:
     for source in reversed(back):
         columns.append(int(source[columns[-1]]))
     return columns[::-1]
+
+
+def _written(before: Slot, slot: Slot, column: int) -> IntArray:
+    """Columns of the slot before whose checkpoint a column reads."""
+    if slot.resumes is None or slot.checkpoint is None:
+        return np.arange(len(before.cost))
+    return np.flatnonzero(before.checkpoint == slot.checkpoint[column])
 
 
 def _integer_program(program: Program, time_limit_s: float) -> Solution:

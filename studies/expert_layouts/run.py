@@ -87,7 +87,7 @@ def beside(row: rl_steps.Measured, *, bold: bool) -> Beside:
     plan = decisions[0].evaluations[solve(program_of(context, decisions)).chosen[0]]
     ratio = paired(context, plan, expert)
     expert_memory, plan_memory = _peak(pinned, expert), _peak(context, plan)
-    parts = causes(context, plan, expert)
+    parts = causes(context, pinned, plan, expert)
     largest = max(parts, key=lambda part: part.share)
     return Beside(
         row.row.row_id, row.seen, words(expert), words(plan), float(row.cells["measured_step_s"]),
@@ -148,17 +148,20 @@ class Cause:
         return f"{self.knob} {self.share:+.1%} ({self.low:+.1%} .. {self.high:+.1%})"
 
 
-def causes(context: Context, plan: Evaluation, expert: Evaluation) -> list[Cause]:
+def causes(context: Context, pinned: Context, plan: Evaluation, expert: Evaluation) -> list[Cause]:
     """What each choice of the plan takes off the expert's rl_step when they are taken over one after the other.
 
-    Where a choice alone is not possible beside what is still the expert's, its part is with the next one.
+    Where a choice alone is not possible beside what is still the expert's, its part is with the next one. Microbatches
+    of a number of sequences are judged in the expert's question (``pinned``): the open one cuts by tokens.
     """
-    judge, theirs = Judge(context, context.tasks[0]), expert.configuration
+    theirs = expert.configuration
+    judge, counting = (Judge(each, each.tasks[0]) for each in (context, pinned))
     states = [expert]
     for engines, trainer in _taken_over(plan, expert):
         pools = tuple(engines if pool.role == "rollout" else trainer.model_copy(update={"role": pool.role})
                       for pool in theirs.pools)  # fmt: skip
-        states.append(judge.evaluate(plan.demand, replace(theirs, pools=pools)))
+        asked = counting if trainer.settings.token_budget is None else judge
+        states.append(asked.evaluate(plan.demand, replace(theirs, pools=pools)))
     states.append(plan)
     found = []
     for knob, before, after in zip(KNOBS, states[:-1], states[1:], strict=True):

@@ -165,7 +165,7 @@ def outcomes(command: Command, kills: int, random: Random, folder: Path) -> dict
     seconds = time.monotonic() - began
     if old == new:
         raise RuntimeError(f"{command.name}: the old state is the new one")
-    found = dict.fromkeys(("moments", "old", "new", "part", "states", "resumed", "killed", "whole"), 0)
+    found = dict.fromkeys(("moments", "old", "new", "part", "states", "resumed", "killed", "whole", "again"), 0)
 
     def back() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,6 +190,8 @@ def outcomes(command: Command, kills: int, random: Random, folder: Path) -> dict
         back()
         found["killed"] += killed(folder, command, random, seconds)
         found["whole"] += content(folder / command.out) in (old, new)
+        ended(child(folder, command.words))
+        found["again"] += content(folder / command.out) == new
     return {"command": command.name, **found}
 
 

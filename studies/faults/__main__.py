@@ -218,7 +218,8 @@ def main() -> None:
             outcomes(command, asked.kills, random, Path(name) / "work")
             for command in commands(planned(JOB), planned(OLD))
         ]
-    print(pl.DataFrame(rows))
+    with pl.Config(tbl_cols=-1, tbl_width_chars=120):
+        print(pl.DataFrame(rows))
 
 
 if __name__ == "__main__":

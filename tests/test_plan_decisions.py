@@ -20,6 +20,7 @@ from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import screen
+from rlperf.plan.search.splits import splits
 from rlperf.report.plan_summary import summary_lines
 from rlperf.report.plan_text import markdown, runner_up_words
 from rlperf.specs.job import Job
@@ -155,6 +156,14 @@ def test_infeasible_limits_name_what_to_relax() -> None:
     both = job(limits={"step": "1 ms", "usd_per_step": "0.000001 USD"}, price="2 USD/h")
     with pytest.raises(InfeasibleError, match="without the limits on step and usd_per_step"):
         plan_job(both)
+
+
+def test_a_limit_of_money_asks_for_few_devices_too() -> None:
+    for limits, least in (({"usd_per_step": "1 USD"}, 8), ({"step": "1 h"}, 16)):
+        context = ask(job(nodes=4, limits=limits, price="2 USD/h")).context
+        assert min(split.total for split in splits(context)) == least
+    with pytest.raises(InfeasibleError, match=r"takes [0-9].* and 0\.\d+ USD on 8 devices"):
+        plan_job(job(limits={"usd_per_step": "0.000001 USD"}, price="2 USD/h", pools=[trainer(1)]))
 
 
 def test_nothing_to_relax_where_the_model_is_too_large() -> None:

@@ -130,3 +130,18 @@ def test_tasks_beside_each_other_and_mixed_ones_hand_nothing_over() -> None:
     for sharing in ("devices", "mixed"):
         plan = plan_job(job(nodes=2, sharing=sharing, tasks=[SHORT, {**LONG, "prompts_per_step": 32}]))
         assert plan.handovers is None
+
+
+@pytest.mark.slow
+def test_what_tasks_share_has_engines_of_one_and_the_trainer_of_another() -> None:
+    """64 sequences of a small task divide by no 24 ranks, and its engines have too few requests for a large task."""
+    math, code = ({"name": name, "workload": name, "group_size": 8, "max_response_tokens": most, "prompts_per_step": n}
+                  for name, most, n in (("math", 16384, 192), ("programming", 32768, 8)))  # fmt: skip
+    few = {"role": "rollout", "layout": {"tensor_parallel": [2, 4]}}
+    asked = {"architecture": "Qwen3-8B", "nodes": 3, "framework": "verl", "tasks": [math, code]}
+    opened, pinned = (
+        plan_job(job(**asked, trainer_backends=["fsdp2", "megatron"], pools=pools)) for pools in ([], [few])
+    )
+    assert len(arrangements(opened)) == 1
+    assert opened.objective <= pinned.objective * (1 + 1e-3)
+    assert opened.phases[0].pool("rollout").settings.max_running >= 128

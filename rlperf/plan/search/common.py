@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product, zip_longest
 
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.columns import ColumnStore
@@ -16,6 +17,8 @@ from rlperf.specs.framework import FrameworkFacts
 
 ASKED = 16
 """Layouts of all tasks together that the others are asked for."""
+CROSSED = 4
+"""Engines of some tasks, and trainers of others, that are asked for together."""
 COMMON = 8
 """Layouts that all tasks have, of which every task's judge hears."""
 
@@ -55,7 +58,8 @@ def common_layouts(
 ) -> list[tuple[Configuration, ...]]:
     """Configurations of one task each that share an arrangement, the fastest for all tasks together first.
 
-    Asked for is what all tasks have among their candidates, and the best of each.
+    Asked for is what all tasks have among their candidates, the best of each, and engines of one with the trainer of
+    another: 192 x 8 samples and 64 x 8 on 24 devices want engines for many requests and a trainer of eight ranks.
     """
     each = max(ASKED // len(screenings), 1)
     slowest = sorted(screenings, key=lambda one: -float(one.found.priced[0]))[:ASKED]
@@ -63,6 +67,7 @@ def common_layouts(
     first, *others = screenings
     shared = [key for key in first.known if all(key in one.known for one in others)]
     asked |= {key: first.known[key][0] for key in shared}
+    asked |= {each.arrangement: each for each in _crossed(slowest)}
     made: list[tuple[float, tuple[Configuration, ...]]] = []
     stores = [ColumnStore() for _ in screenings]  # many arrangements have the same engines, or the same trainer
     for like in asked.values():
@@ -72,3 +77,32 @@ def common_layouts(
             made.append((math.fsum(priced for _, priced in kept), tuple(c for c, _ in kept)))
     made.sort(key=lambda one: one[0])
     return [configurations for _, configurations in made[:COMMON]]
+
+
+def _crossed(screenings: Sequence[Screening]) -> Iterator[Configuration]:
+    """The first engines of the tasks with the first trainers, of one mode and as many devices as either had."""
+    in_turn = [each for rank in zip_longest(*(one.found.configurations for one in screenings)) for each in rank if each]
+    engines, trainers = (_first(in_turn, apart) for apart in (_engines, _trainers))
+    for one, other in product(engines, trainers):
+        alike = (one.mode, one.staleness, one.scorers) == (other.mode, other.staleness, other.scorers)
+        if alike and one.pool("rollout").devices == other.pool("rollout").devices:
+            beside = (pool for pool in other.pools if pool.role != "rollout")
+            yield replace(other, pools=(one.pool("rollout"), *beside))
+
+
+def _first(configurations: Sequence[Configuration], apart: Callable[[Configuration], object]) -> list[Configuration]:
+    """The first few that differ in a part of them."""
+    found: dict[object, Configuration] = {}
+    for each in configurations:
+        found.setdefault(apart(each), each)
+        if len(found) == CROSSED:
+            break
+    return list(found.values())
+
+
+def _engines(configuration: Configuration) -> object:
+    return configuration.mode, configuration.pool("rollout")
+
+
+def _trainers(configuration: Configuration) -> object:
+    return configuration.mode, configuration.pool("trainer")

@@ -96,8 +96,11 @@ def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...
         return [
             Split(mode, r, t, own) for r in rollout or (most,) for t in trainer or (total,) if r <= most and t <= total
         ]
-    # tasks that share the devices leave some to each other
-    totals = _counts(context, total) if context.job.sharing == "devices" else (total,)
+    totals: tuple[int, ...] = (total,)
+    if context.job.sharing == "devices":  # tasks leave some to each other
+        totals = _counts(context, total)
+    elif _money_counts(context):
+        totals = _halves(total, context.cluster.devices_per_node)
     return [
         Split(mode, r, t, own)
         for both in totals
@@ -115,9 +118,24 @@ def _counts(context: Context, total: int) -> tuple[int, ...]:
     node = context.cluster.devices_per_node
     nodes = total // node
     smooth = _smooth(nodes) | set(range(1, 9))
-    small = OBJECTIVES[context.job.objective.minimize].counts_devices or context.job.sharing == "devices"
-    least = 1 if small else -(-nodes // 2)
+    least = 1 if _money_counts(context) or context.job.sharing == "devices" else -(-nodes // 2)
     return tuple(sorted({n * node for n in smooth if least <= n <= nodes} | {total}))
+
+
+def _money_counts(context: Context) -> bool:
+    """Whether fewer devices may be better, or are all that a limit leaves."""
+    job = context.job
+    return OBJECTIVES[job.objective.minimize].counts_devices or job.limits.usd_per_step is not None
+
+
+def _halves(total: int, node: int) -> tuple[int, ...]:
+    """Devices of all nodes, of half of them, and so on; each is split between two pools.
+
+    >>> _halves(6 * 8, 8)
+    (48, 24, 8)
+    """
+    nodes = total // node
+    return tuple(dict.fromkeys([total, *((nodes >> k) * node for k in range(1, nodes.bit_length()))]))
 
 
 def _shares(total: int, node: int) -> tuple[int, ...]:

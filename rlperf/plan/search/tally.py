@@ -13,7 +13,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_usd
 
 
 @dataclass(eq=False)
@@ -63,7 +63,11 @@ class Tally:
         elif (pairs.flags[costed] != 0).any():
             batch, least = source.demand.batch, pairs.rl_step_s[costed].min()
             fastest = f"the fastest rl_step of {batch.prompts} x {batch.group_size}"
-            self.misses.append(f"{fastest} takes {human_seconds(float(least))}")
+            taken, usd_per_s = float(least), source.split.usage(source.context).usd_per_s
+            words = f"{fastest} takes {human_seconds(taken)}"
+            if source.context.job.limits.usd_per_step is not None and usd_per_s is not None:
+                words += f" and {human_usd(taken * usd_per_s)} USD on {source.split.total} devices"
+            self.misses.append(words)
 
     def _look_at(self, flags: IntArray) -> None:
         self.candidates += len(flags)

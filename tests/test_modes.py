@@ -99,6 +99,18 @@ def test_events_agree_with_the_closed_form_where_lengths_are_mixed(framework: st
     assert found.period_s == pytest.approx(evaluation.rl_step_s, rel=0.06 if staleness == 2 else 0.02)
 
 
+@pytest.mark.slow
+def test_tools_of_agents_are_in_events_and_what_the_trainer_waits_for_on_the_graph() -> None:
+    """Tools write 2.3 tokens for each generated one, which engines read and keep: 208 s without, 300 s with."""
+    task = {"name": "swe", "workload": "software_engineering", "prompts_per_step": 32, "group_size": 8,
+            "mini_batch": 16, "max_prompt_tokens": 8192, "max_response_tokens": 16384, "reward_s": "30 s"}  # fmt: skip
+    _, evaluation, _ = judge(job("async", "verl", tasks=[task], limits={"staleness": 2}, nodes=2))
+    found, graph = steady_state(evaluation), PredictedSteps.of(evaluation).graph()
+    assert found is not None
+    assert found.period_s == pytest.approx(evaluation.rl_step_s, rel=0.05)
+    assert graph.rl_step_s() == pytest.approx(evaluation.rl_step_s, rel=2e-3)
+
+
 def test_streaming_is_explained_as_predicted() -> None:
     for framework in ("verl", "nemo_rl"):
         _, evaluation, _ = judge(job("streaming", framework))

@@ -65,6 +65,7 @@ class PredictedSteps:
     steady_s: float
     devices: int
     group_s: FloatArray
+    rl_step_s: FloatArray
     chunks: int = 1
     routing: Routing = "round_robin"
     options: EngineOptions = PLAIN
@@ -98,6 +99,7 @@ class PredictedSteps:
             steady_s=float(evaluation.rollout.steady_s[0]) + _interrupted_s(evaluation),
             devices=evaluation.configuration.devices,
             group_s=evaluation.rollout.group_s,
+            rl_step_s=seconds.rl_step_s,
             chunks=evaluation.framework.chunks(batch.prompts, batch.updates),
             options=evaluation.replicas.options,
             apart=evaluation.replicas.apart,
@@ -135,6 +137,7 @@ class PredictedSteps:
                 trained, now_t = self._trainer(build, k, begin, last, with_rollout=False)
                 now = max(now_r, now_t)
                 both = build.barrier(np.concatenate([ends, trained]), now, rl_step=k)
+                both, now = self._awaited(build, k, begin, now, both)
             else:
                 ends, now = self._rollout(build, k, begin, last)
                 met = build.barrier(ends, now, rl_step=k)
@@ -162,6 +165,15 @@ class PredictedSteps:
         seconds = self.before[0][1][k]
         met = build.barrier(ends, now, rl_step=k)
         return build.add(g.REWARD, now, now + seconds, after=met, at=g.Place(rl_step=k)), now + float(seconds)
+
+    def _awaited(
+        self, build: g.GraphBuilder, k: int, begin: float, now: float, after: IntArray
+    ) -> tuple[IntArray, float]:
+        """Batches that flow: once all that the staleness bound lets start is under way, the trainer waits for one."""
+        wait = float(self.rl_step_s[k] - self.weight_sync_s[k]) - (now - begin)
+        if not self.flows or wait <= NO_GAIN * float(self.rl_step_s[k]):
+            return after, now
+        return build.add(g.ROLLOUT, now, now + wait, after=after, at=g.Place(rl_step=k)), now + wait
 
     def _streamed(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
         """All chunks but the last are trained beside the rollout, from the first on; the last one after it."""

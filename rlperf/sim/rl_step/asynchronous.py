@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,7 +33,8 @@ class AsyncRun:
     train_s : trainer's seconds per optimizer batch, scoring and data movement included [s]
     replicas, slots : rollout replicas and the requests that each runs at once
     token_s, token_s_per_running : inter-token seconds and their growth with the running batch [s]
-    wait_s : reward and tool time of a sample off the engine, after its last token [s]
+    wait_s : reward of a sample, off the engine, after its last token [s]
+    tools_s : what its tools take off the engine, put after its last token, too [s] ``[groups, n]``; None: nothing
     prompt_tokens, prefill_token_s : for the cache that an interrupted request recomputes [tokens], [s/token]
     sync_s : weight sync; the trainer takes part in all of it [s]
     swap_s : what an engine stands still when it takes weights in flight or interrupted [s]
@@ -53,6 +55,7 @@ class AsyncRun:
     token_s: float = 0.02
     token_s_per_running: float = 0.0
     wait_s: float = 0.0
+    tools_s: FloatArray | None = None
     prompt_tokens: float = 0.0
     prefill_token_s: float = 0.0
     sync_s: float = 0.0
@@ -124,7 +127,7 @@ class _Replica:
     clock: float = 0.0
     time_s: float = 0.0
     stamp: int = 0
-    targets: list[tuple[float, int, _Group]] = field(default_factory=list)
+    targets: list[tuple[float, int, _Group, float]] = field(default_factory=list)
     paused_until_s: float = 0.0
 
 
@@ -157,7 +160,7 @@ class _Simulation:
         self.launched = 0
         self.ready: deque[_Group] = deque()
         self.ready_samples = 0
-        self.pending: deque[tuple[_Group, float]] = deque()
+        self.pending: deque[tuple[_Group, float, float]] = deque()
         self.training: tuple[float, tuple[_Group, ...], int] | None = None
         self.draining: float | None = None
         self.batches: list[_Batch] = []
@@ -177,11 +180,15 @@ class _Simulation:
             return True
         return self.launched < (self.version + run.max_staleness + 1) * run.batch * run.sync_interval
 
-    def next_lengths(self) -> FloatArray:
+    def next_samples(self) -> Iterator[tuple[float, float]]:
+        """Tokens of a group's samples, and the seconds after the last of each."""
+        run = self.run
         if not self.order:
-            count = self.run.response_tokens.shape[0]
+            count = run.response_tokens.shape[0]
             self.order = self.random.integers(0, count, size=max(count, 256)).tolist()
-        return np.asarray(self.run.response_tokens[self.order.pop()])
+        row = self.order.pop()
+        tools = np.zeros(self.group_size) if run.tools_s is None else run.tools_s[row]
+        return zip(run.response_tokens[row].tolist(), (run.wait_s + tools).tolist(), strict=True)
 
     def start(self) -> None:
         """Fill free slots, the emptiest replica first, as far as the bounds allow."""
@@ -194,13 +201,13 @@ class _Simulation:
                 break
             if not self.pending:
                 group = _Group(self.version, index, self.now_s, self.group_size, self.group_size)
-                self.pending.extend((group, float(tokens)) for tokens in self.next_lengths())
+                self.pending.extend((group, tokens, wait_s) for tokens, wait_s in self.next_samples())
                 self.launched += self.group_size
             self.advance(replica)
             for _ in range(min(replica.free, len(self.pending)) if not self.whole else need):
-                group, tokens = self.pending.popleft()
+                group, tokens, wait_s = self.pending.popleft()
                 self.serial += 1
-                heapq.heappush(replica.targets, (replica.clock + tokens, self.serial, group))
+                heapq.heappush(replica.targets, (replica.clock + tokens, self.serial, group, wait_s))
                 replica.free -= 1
                 self.running += 1
             touched.add(index)
@@ -234,12 +241,12 @@ class _Simulation:
     def sample_ends(self, index: int) -> None:
         replica = self.replicas[index]
         self.advance(replica)
-        target, _, group = heapq.heappop(replica.targets)
+        target, _, group, wait_s = heapq.heappop(replica.targets)
         replica.clock = max(replica.clock, target)
         replica.free += 1
         self.running -= 1
-        if self.run.wait_s > 0:
-            self.push(self.now_s + self.run.wait_s, _DONE, index, 0, group)
+        if wait_s > 0:
+            self.push(self.now_s + wait_s, _DONE, index, 0, group)
         else:
             self.sample_done(group)
         self.schedule(index)

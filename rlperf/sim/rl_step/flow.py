@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
@@ -10,7 +11,16 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rollout.tail import last_of_groups
+from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.workload.lengths import LengthTable
+
+
+@dataclass(frozen=True)
+class Read:
+    """Tokens that engines read per rl_step, and pairs of them with what stands before: half the square of a prompt."""
+
+    tokens: float = 0.0
+    pairs: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -19,9 +29,11 @@ class Flow:
 
     Attributes
     ----------
-    requests, generated, prompt_tokens, prompt_pairs : trajectories, generated tokens, prompt tokens and half the sum
-        of their squares, per rl_step
-    context : mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L] [tokens]
+    requests, generated : trajectories and generated tokens per rl_step
+    prompts : first prompts of all trajectories
+    added, again : of later turns what tools have written, and all that stands before the turn
+    context : mean cached tokens of a running request, weighted by the time it runs: E[L (p + L / 2)] / E[L], L of a
+        turn and p what stands before it [tokens]
     group_length, group_work : of a group's longest trajectory, mean: its length over that of the rl_step's longest, and
         the share of all generated tokens that are there when it ends [1]
     batches : rl_steps whose requests are under way at once [1]
@@ -29,9 +41,10 @@ class Flow:
 
     requests: float
     generated: float
-    prompt_tokens: float
-    prompt_pairs: float
+    prompts: Read
     context: float
+    added: Read = Read()
+    again: Read = Read()
     group_length: float = 1.0
     group_work: float = 1.0
     batches: float = 1.0
@@ -43,10 +56,19 @@ class Flow:
         prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
         responses = np.concatenate([table.response_tokens for table in tables]).astype(np.float64)
         n, generated = len(tables), float(responses.sum())
-        context = float((responses * (prompts + responses / 2.0)).sum()) / max(generated, 1.0)
-        pairs = float((prompts**2).sum()) / 2.0
+        first = Read(float(prompts.sum()) / n, float((prompts**2).sum()) / 2.0 / n)
         length, work = np.mean([_groups_within(table) for table in tables], axis=0).tolist()
-        return cls(len(prompts) / n, generated / n, float(prompts.sum()) / n, pairs / n, context, length, work, batches)
+        found = cls(len(prompts) / n, generated / n, first, 0.0, group_length=length, group_work=work, batches=batches)
+        if any(table.multi_turn for table in demand.tables):
+            context, added, again = of_turns([Trajectories.from_table(table) for table in demand.tables])
+            return replace(found, context=context, added=added, again=again)
+        reading = float((responses * (prompts + responses / 2.0)).sum())
+        return replace(found, context=reading / max(generated, 1.0))
+
+    def read(self, copies: int, *, caching: bool) -> Read:
+        """What is read where so many samples share a prompt, and turns find what stood before, if it is cached."""
+        later = self.added if caching else self.again
+        return Read(*(first / copies + more for first, more in zip(astuple(self.prompts), astuple(later), strict=True)))
 
     def group_seconds(self, makespan_s: FloatArray, steady_s: FloatArray) -> FloatArray:
         """Mean time of a group within a rollout [s]: by work as far as throughput rules, by length in the tail.
@@ -57,6 +79,23 @@ class Flow:
             busy = np.minimum(steady_s, makespan_s)
             seconds = self.group_length * (makespan_s - busy) + self.group_work * busy
         return np.asarray(np.where(np.isfinite(makespan_s), seconds, np.inf))
+
+
+def of_turns(rl_steps: Sequence[Trajectories]) -> tuple[float, Read, Read]:
+    """`Flow.context`, `Flow.added` and `Flow.again` of trajectories of one turn or several."""
+    reading, generated, added, again = 0.0, 0.0, np.zeros(2), np.zeros(2)
+    for each in rl_steps:
+        before, response = (a.astype(np.float64) for a in (each.prompt_tokens, each.response_tokens))
+        reading += float((response * (before + response / 2.0)).sum())
+        generated += float(response.sum())
+        later = np.ones(before.size, dtype=np.bool_)
+        later[each.offsets[:-1]] = False
+        whole = before[later]
+        new = np.maximum(whole - each.final_tokens[:-1][later[1:]], 0.0)
+        added += (new.sum(), (new * (whole - new / 2.0)).sum())
+        again += (whole.sum(), (whole**2).sum() / 2.0)
+    context = reading / max(generated, 1.0)
+    return context, Read(*(added / len(rl_steps)).tolist()), Read(*(again / len(rl_steps)).tolist())
 
 
 def _groups_within(table: LengthTable) -> tuple[float, float]:
@@ -95,12 +134,9 @@ def steady_seconds(
     running = steady_running(limits, replicas, flow)
     step = float(cost.decode_s(running, running * flow.context))
     copies = max(demand.batch.group_size, 1) if limits.prefix_caching else 1
-    budget = float(limits.token_budget)
-    steps = flow.prompt_tokens / copies / budget
-    prefill = (
-        steps * float(cost.engine_step_s(0.0, 0.0, budget, 0.0, 1.0))
-        + cost.prefill_per_pair_s * flow.prompt_pairs / copies
-    )
+    budget, read = float(limits.token_budget), flow.read(copies, caching=limits.prefix_caching)
+    full = float(cost.engine_step_s(0.0, 0.0, budget, 0.0, 1.0))
+    prefill = read.tokens / budget * full + cost.prefill_per_pair_s * read.pairs
     decode = flow.generated / running * step
     if readers:
         return max(decode / replicas, float(prefill) / readers)

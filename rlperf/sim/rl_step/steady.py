@@ -8,6 +8,7 @@ import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
 from rlperf.sim.rl_step.asynchronous import AsyncRun, Update
+from rlperf.sim.rl_step.flow import of_turns
 from rlperf.sim.rl_step.modes import Execution, trainer_work_s
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -45,21 +46,25 @@ def steady_run(
 
     Groups are drawn from those of all ``rl_steps``, and ``stages`` are means over them: one rl_step of few prompts is a
     sample, whose mean length is off by as much as its longest responses are rare. One token of every request of a
-    replica takes what the engine takes at the mean context (a running request is length-biased and half done: prompt +
-    E[L^2] / E[L] / 2), linear between one running request and its share of the batches that the staleness bound lets
-    start. The framework says whether weights are taken in flight, and whether requests are interrupted; these compute
-    their cache again as in `recompute_s`, in full token budgets.
+    replica takes what the engine takes at the mean context (of all tokens of all turns, each at what stands before it;
+    of a single turn prompt + E[L^2] / E[L] / 2), linear between one running request and its share of the batches that
+    the staleness bound lets start. What tools add to a context is read in full token budgets, spread over all tokens.
+    The framework says whether weights are taken in flight, and whether requests are interrupted; these compute their
+    cache again as in `recompute_s`, in full token budgets.
     """
     batch = len(rl_steps[0])
     size = batch // int(np.unique(rl_steps[0].group).size)
     lengths = np.concatenate([each.generated_tokens for each in rl_steps]).astype(np.float64)
     lengths = lengths[: lengths.size // size * size].reshape(-1, size)
+    tools = np.concatenate([np.bincount(each.turn_owner, each.tool_latency_s, len(each)) for each in rl_steps])
+    tools = tools[: lengths.size].reshape(-1, size)
     prompt = float(np.mean([each.prompt_tokens[each.offsets[:-1]].mean() for each in rl_steps]))
-    context = prompt + float((lengths**2).mean() / lengths.mean()) / 2.0
+    context, added, _ = of_turns(rl_steps)
     slots = engine_slots(limits, context)
     running = max(min(slots, -(-batch * (max_staleness + 1) // replicas)), 1)
     alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(running), running * context))
     each = (full - alone) / max(running - 1, 1)
+    prefill_token_s = recompute_s(cost, float(limits.token_budget), running, context) / (running * context)
     update: Update = "in_flight" if framework.in_flight_updates else "drain"
     if framework.partial_rollout:
         update = "interrupt"
@@ -70,10 +75,11 @@ def steady_run(
         replicas=replicas,
         slots=slots,
         token_s=max(alone - each, 0.0),
-        token_s_per_running=each,
+        token_s_per_running=each + prefill_token_s * added.tokens * len(rl_steps) / float(lengths.sum()),
         wait_s=float(stages.reward_s.mean()),
+        tools_s=tools if tools.any() else None,
         prompt_tokens=prompt,
-        prefill_token_s=recompute_s(cost, float(limits.token_budget), running, context) / (running * context),
+        prefill_token_s=prefill_token_s,
         sync_s=float(stages.weight_sync_s.mean()),
         # an engine that does not take weights in flight stands still for the whole of a sync
         swap_s=float((stages.swap_s if framework.in_flight_updates else stages.weight_sync_s).mean()),

@@ -30,6 +30,7 @@ from rlperf.plan.search.rollout_columns import rollout_columns
 from rlperf.plan.search.screen import screen
 from rlperf.plan.search.splits import splits
 from rlperf.plan.size import _off_path
+from rlperf.report import plan_text
 from rlperf.report.plan_text import best_rows, kind_rows, print_plan
 from rlperf.sim.rl_step.engine import short_cache
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Contenders
@@ -285,6 +286,14 @@ def test_the_price_is_in_the_screen_and_pruning_keeps_the_best(name: str) -> Non
     assert sum(pruned.configurations[0].departures) <= sum(fastest.configurations[0].departures)
 
 
+def test_the_table_of_kinds_has_the_runner_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        ("", "colocated", "", f"{trainer} DP8", "", "") for trainer in ("megatron", "megatron", "megatron", "fsdp2")
+    ]
+    monkeypatch.setattr(plan_text, "best_rows", lambda phase: rows)
+    assert kind_rows(None) == [rows[0], rows[1], rows[3]]  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_one_run_lists_the_best_and_the_best_of_every_mode_and_backend() -> None:
     limits, modes = {"staleness": 1}, ["colocated", "one_step_off"]
@@ -296,7 +305,8 @@ def test_one_run_lists_the_best_and_the_best_of_every_mode_and_backend() -> None
     kinds = set(every)
     assert {mode for mode, _ in kinds} == set(modes)
     assert {backend for _, backend in kinds} == {"megatron", "fsdp2"}
-    assert [(row[1], row[3].split()[0]) for row in kind_rows(phase)] == list(dict.fromkeys(every))
+    assert list(dict.fromkeys((row[1], row[3].split()[0]) for row in kind_rows(phase))) == list(dict.fromkeys(every))
+    assert rows[1] in kind_rows(phase)  # the runner-up, of whatever kind
     screen = StringIO()
     print_plan(plan, Console(file=screen, width=80))
     said = screen.getvalue()

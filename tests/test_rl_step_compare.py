@@ -82,6 +82,8 @@ def test_command_line_speaks_json_and_words(tmp_path: Path) -> None:
     data = json.loads(machine.stdout)
     assert data["step"]["low"] <= data["step"]["ratio"] <= data["step"]["high"]
     assert set(data["sides"][0]["stages_s"]) == {"rollout", "scoring", "training", "weight_sync", "rest"}
+    for side in data["sides"]:  # the plan's own number, which its stages add up to, and not the mean of the draws
+        assert side["rl_step_s"] == pytest.approx(sum(side["stages_s"].values()))
     assert "beats" in data["verdict"] or "cannot be told apart" in data["verdict"]
     people = runner.invoke(app, ["compare", str(a), str(b), "--draws", "3"])
     assert people.exit_code == 0

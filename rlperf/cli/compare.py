@@ -77,7 +77,7 @@ def _side(path: Path, side: Side) -> dict[str, Any]:
         "file": str(path),
         "mode": configuration.mode,
         "devices": configuration.devices,
-        "rl_step_s": float(side.draws_s.mean()),
+        "rl_step_s": side.evaluation.rl_step_s,
         "draws_s": side.draws_s.tolist(),
         "stages_s": dict(zip([*(name.removesuffix("_s") for name in CALIBRATED), "rest"], side.stages_s, strict=True)),
         "assumed": list(side.filled),
@@ -98,7 +98,7 @@ def _print(found: JobComparison, first: Path, second: Path) -> None:
     names = [*(name.removesuffix("_s").replace("_", " ") for name in CALIBRATED), "rest"]
     for name, a, b in zip(names, found.first.stages_s, found.second.stages_s, strict=True):
         table.add_row(name, human_seconds(float(a)), human_seconds(float(b)), f"{b / a:.2f}" if a > 0 else "")
-    a, b = float(found.first.draws_s.mean()), float(found.second.draws_s.mean())
+    a, b = found.first.evaluation.rl_step_s, found.second.evaluation.rl_step_s
     table.add_row("rl_step", human_seconds(a), human_seconds(b), f"{found.step.ratio:.2f}", style="bold")
     devices = [side.evaluation.configuration.devices for side in (found.first, found.second)]
     table.add_row("devices", str(devices[0]), str(devices[1]), "")

@@ -187,11 +187,11 @@ BEST_COLUMNS = ("rl_step", "mode", "rollout", "trainer", "objective", "verdict")
 
 
 def kind_rows(phase: Phase) -> list[tuple[str, ...]]:
-    """Of `best_rows` the first of every mode and trainer backend; nothing where there is one kind only."""
-    kinds: dict[tuple[str, str], tuple[str, ...]] = {}
-    for row in best_rows(phase):
-        kinds.setdefault((row[1], row[3].split()[0]), row)
-    return list(kinds.values()) if len(kinds) > 1 else []
+    """Of `best_rows` the runner-up and the first of every mode and backend; nothing where there is one kind only."""
+    rows, kinds = best_rows(phase), dict[tuple[str, str], int]()
+    for place, row in enumerate(rows):
+        kinds.setdefault((row[1], row[3].split()[0]), place)
+    return [rows[place] for place in sorted({1, *kinds.values()})] if len(kinds) > 1 else []
 
 
 def paired_words(others: Iterable[tuple[float, bool]]) -> str:

@@ -390,7 +390,7 @@ class PoolSpec(Frozen):
     role: Role
     devices: Counts | None = None
     cluster: str | None = Field(None, description="a cluster of its own for this pool (rollout only, own devices)")
-    nodes: PositiveInt | None = Field(None, description="nodes of that cluster")
+    nodes: PositiveInt | None = Field(None, description="nodes of that cluster; default: what devices fill")
     placement: Placement | None = Field(
         None, description="of a critic: own, on devices beside the trainer's; default: shared, the trainer's in turn"
     )

@@ -300,11 +300,13 @@ def trainer_named(job: Job, backend: str) -> tuple[str | int, ...]:
 
 
 def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardware:
-    """The rollout pool's own cluster where the job names one, else the job's."""
+    """The rollout pool's own cluster where the job names one, else the job's; its most devices say how many nodes."""
     pool = job.pool("rollout")
     if pool.cluster is None:
         return shared
     cluster = load_cluster(pool.cluster, nodes=pool.nodes, folder=folder)
+    if pool.nodes is None and pool.devices:
+        cluster = cluster.model_copy(update={"nodes": -(-max(pool.devices) // cluster.devices_per_node)})
     return load_hardware(cluster.device, cluster, folder=folder)
 
 

@@ -75,6 +75,14 @@ def contradictions(
         found += _task_contradictions(job, task, _Where(document, "tasks", index))
     for index, pool in enumerate(job.pools):
         found += _pool_contradictions(job, pool, cluster, _Where(document, "pools", index))
+        if engines is not None and pool.cluster is not None and max(pool.devices or (0,)) > engines.cluster.devices:
+            words = f"{pool.nodes} node{'s' * (pool.nodes != 1)} of {pool.cluster}: {engines.cluster.devices} devices"
+            problem = _Where(document, "pools", index)
+            found.append(
+                problem(
+                    f"{words}, the pool asks for {max(pool.devices or ())}", "raise nodes or leave them out", "nodes"
+                )
+            )
     least, beside = sum(min(scorer.devices) for scorer in job.scorers if scorer.devices), job.pool("critic")
     critic = min(beside.devices or (1,)) if beside.apart else 0
     if cluster is not None and least + critic >= cluster.devices:

@@ -190,7 +190,7 @@ def _read_by(role: Role, job: Job, task: TaskContext, facts: FrameworkFacts | No
     pool = of_role[role].model_dump(mode="json", exclude={"devices"}) if role in of_role else None
     critic = job.pool("critic").model_dump(mode="json", exclude={"settings"}) if role == "trainer" else None
     rest = job.model_dump(mode="json", exclude=UNREAD)
-    clusters = [(each.cluster, each.nodes) for each in job.pools]
+    clusters = [(each.cluster, each.nodes, each.devices if each.cluster else None) for each in job.pools]
     bounds = (limits.out_of_memory_risk, limits.host_memory)
     rules = facts and (facts.name, facts.version)
     return json.dumps([rest, pool, critic, clusters, bounds, task.task.architecture, rules], sort_keys=True)

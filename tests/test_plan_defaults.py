@@ -161,6 +161,10 @@ def test_the_margin_of_the_plan_is_not_asked_of_the_defaults() -> None:
     assert pinned_to(question.context, stated(question.job)).job.limits.out_of_memory_risk == 1.0
 
 
+def test_a_batch_that_the_framework_refuses_is_said() -> None:
+    assert "data parallel size 24" in (stated(job(nodes=3), devices=24).why_not or "")
+
+
 @pytest.mark.slow
 def test_several_tasks_and_groups_are_summed() -> None:
     task = SMALL["tasks"][0]  # type: ignore[index]

@@ -63,6 +63,10 @@ def _defaults(
     run = _stated(job, keys, architecture, batch, devices, devices_per_node)
     try:
         run, unknown = _read(adapter, version, keys, run)
+        names = run.names(None)
+        broken = facts.refused(names, run.trainer.backend or "", about="batch")
+        if said := [rule.said(names) for rule in facts.rules if rule.id in broken and rule.stage != "never"]:
+            return Defaults.unknown(title, said[0])
         run = replace(run, trainer=_cut(run, together))
         made = to_job(run, framework=job.framework, cluster=job.cluster, workload="math")
     except (RlperfError, ValueError, TypeError, KeyError) as error:

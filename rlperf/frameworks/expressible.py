@@ -56,7 +56,9 @@ def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
         words.append(f"{', '.join(renamed)} at staleness {asked.limits.staleness}: {theirs}")
     if lacking := ", ".join(mode for mode in gone if mode not in renamed):
         critic = " with a critic where the job has it" if taken.algorithm == "ppo" else ""
-        words.append(f"{taken.framework} does not run {lacking}{critic}: not planned")
+        own = critic and not taken.pool("critic").apart and not all(MODES[mode].shares_devices for mode in gone)
+        hint = " (on devices of its own: a critic pool with placement: own)" if own else ""
+        words.append(f"{taken.framework} does not run {lacking}{critic}: not planned{hint}")
     if taken.limits.staleness != asked.limits.staleness:
         limit, least = asked.limits.staleness, taken.limits.staleness
         words.append(f"{taken.framework} has no key for a staleness of {limit}: planned with {least}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlperf.errors import ExportError, Problem, SpecError
-from rlperf.frameworks.adapter import states
+from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.old_policy import in_its_files
 from rlperf.frameworks.readback import USUAL
@@ -55,9 +55,12 @@ def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
         theirs = f"in files of {taken.framework} that is {fresh}"
         words.append(f"{', '.join(renamed)} at staleness {asked.limits.staleness}: {theirs}")
     if lacking := ", ".join(mode for mode in gone if mode not in renamed):
-        critic = " with a critic where the job has it" if taken.algorithm == "ppo" else ""
-        own = critic and not taken.pool("critic").apart and not all(MODES[mode].shares_devices for mode in gone)
-        hint = " (on devices of its own: a critic pool with placement: own)" if own else ""
+        critic, facts = (
+            " with a critic where the job has it" if taken.algorithm == "ppo" else "",
+            framework_facts(*split_name(taken.framework)),
+        )
+        own = critic and not taken.pool("critic").apart and facts.critic_apart and facts.with_critic(gone, apart=True)
+        hint = f" (a critic pool with placement: own runs {', '.join(own)})" if own else ""
         words.append(f"{taken.framework} does not run {lacking}{critic}: not planned{hint}")
     if taken.limits.staleness != asked.limits.staleness:
         limit, least = asked.limits.staleness, taken.limits.staleness

@@ -25,6 +25,7 @@ from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, pr
 from rlperf.plan.search.common import Screening, common_layouts
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
+from rlperf.plan.search.rules import batch_names
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.split_columns import truncates
 from rlperf.plan.search.splits import usage_of
@@ -406,7 +407,7 @@ def infeasible(
 ) -> InfeasibleError:
     """What was rejected, the nearest misses, and the smallest set of limits whose relaxation helps."""
     rows = sorted(screened.rejected.items(), key=lambda item: -item[1])
-    misses = [*_pinned(context, facts), *screened.misses, *relaxations(context, task, facts, demands)]
+    misses = [*_pinned(context, task, facts), *screened.misses, *relaxations(context, task, facts, demands)]
     return InfeasibleError(
         f"task {task.task.name}: nothing fits {task.architecture.name} on {context.cluster.devices} x "
         f"{context.cluster.device}",
@@ -415,7 +416,7 @@ def infeasible(
     )
 
 
-def _pinned(context: Context, facts: FrameworkFacts | None) -> list[str]:
+def _pinned(context: Context, task: TaskContext, facts: FrameworkFacts | None) -> list[str]:
     """Rules of the framework that values of the job break whatever else is chosen, in the rules' words."""
     if facts is None:
         return []
@@ -431,6 +432,8 @@ def _pinned(context: Context, facts: FrameworkFacts | None) -> list[str]:
     engine = {"backend": context.engine_profile.engine, "prefill_replicas": np.array(readers)}
     stated["rollout"] = stated.get("rollout", {}) | engine
     names = {role: SimpleNamespace(**values) for role, values in stated.items()}
+    if len(task.batches) == 1:
+        names["batch"] = batch_names(task.batches[0])
     return [f"{facts.name} refuses it: {words}" for words in facts.pinned(names, context.job.trainer_backends)]
 
 

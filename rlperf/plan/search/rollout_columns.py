@@ -157,9 +157,8 @@ def _columns(
         read_tokens=demand.read_tokens(settings.prefix_caching),
     )  # fmt: skip
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
-    fractions = np.array(memory_fractions(context))
-    options = np.array(pool.settings.max_running or MAX_RUNNING, dtype=np.int64)
-    e, f, m = (a.ravel() for a in np.meshgrid(np.arange(len(keep)), fractions, options, indexing="ij"))
+    options = np.arange(len(keep)), memory_fractions(context), pool.settings.max_running or MAX_RUNNING
+    e, f, m = (np.asarray(a).ravel() for a in np.meshgrid(*options, indexing="ij"))
     rows = shapes.take(e)
     held_by = partial(replica_memory, context.site, architecture, settings, rows, f)
     m = m if pool.settings.max_running else _slots_with_room(held_by(m), m, demand)

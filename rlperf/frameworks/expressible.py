@@ -55,10 +55,8 @@ def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
         theirs = f"in files of {taken.framework} that is {fresh}"
         words.append(f"{', '.join(renamed)} at staleness {asked.limits.staleness}: {theirs}")
     if lacking := ", ".join(mode for mode in gone if mode not in renamed):
-        critic, facts = (
-            " with a critic where the job has it" if taken.algorithm == "ppo" else "",
-            framework_facts(*split_name(taken.framework)),
-        )
+        critic = " with a critic where the job has it" if taken.algorithm == "ppo" else ""
+        facts = framework_facts(*split_name(taken.framework))
         own = critic and not taken.pool("critic").apart and facts.critic_apart and facts.with_critic(gone, apart=True)
         hint = f" (a critic pool with placement: own runs {', '.join(own)})" if own else ""
         words.append(f"{taken.framework} does not run {lacking}{critic}: not planned{hint}")

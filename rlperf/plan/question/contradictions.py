@@ -60,6 +60,15 @@ class _Where:
         return self.document.problem((*self.place, *below), message, suggestion)
 
 
+def _too_few_nodes(pool: PoolSpec, engines: Hardware | None, problem: _Where) -> list[Problem]:
+    """A pool on a cluster of its own that asks for more devices than its nodes have."""
+    wanted = max(pool.devices or (0,))
+    if engines is None or pool.cluster is None or wanted <= engines.cluster.devices:
+        return []
+    words = f"{pool.nodes} node{'s' * (pool.nodes != 1)} of {pool.cluster}: {engines.cluster.devices} devices"
+    return [problem(f"{words}, the pool asks for {wanted}", "raise nodes or leave them out", "nodes")]
+
+
 def contradictions(
     job: Job, cluster: Cluster | None, trained: Hardware | None, engines: Hardware | None, document: Document | None
 ) -> list[Problem]:
@@ -75,14 +84,7 @@ def contradictions(
         found += _task_contradictions(job, task, _Where(document, "tasks", index))
     for index, pool in enumerate(job.pools):
         found += _pool_contradictions(job, pool, cluster, _Where(document, "pools", index))
-        if engines is not None and pool.cluster is not None and max(pool.devices or (0,)) > engines.cluster.devices:
-            words = f"{pool.nodes} node{'s' * (pool.nodes != 1)} of {pool.cluster}: {engines.cluster.devices} devices"
-            problem = _Where(document, "pools", index)
-            found.append(
-                problem(
-                    f"{words}, the pool asks for {max(pool.devices or ())}", "raise nodes or leave them out", "nodes"
-                )
-            )
+        found += _too_few_nodes(pool, engines, _Where(document, "pools", index))
     least, beside = sum(min(scorer.devices) for scorer in job.scorers if scorer.devices), job.pool("critic")
     critic = min(beside.devices or (1,)) if beside.apart else 0
     if cluster is not None and least + critic >= cluster.devices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -58,12 +58,12 @@ class Flow:
         n, generated = len(tables), float(responses.sum())
         first = Read(float(prompts.sum()) / n, float((prompts**2).sum()) / 2.0 / n)
         length, work = np.mean([_groups_within(table) for table in tables], axis=0).tolist()
-        found = cls(len(prompts) / n, generated / n, first, 0.0, group_length=length, group_work=work, batches=batches)
         if any(table.multi_turn for table in demand.tables):
             context, added, again = of_turns([Trajectories.from_table(table) for table in demand.tables])
-            return replace(found, context=context, added=added, again=again)
-        reading = float((responses * (prompts + responses / 2.0)).sum())
-        return replace(found, context=reading / max(generated, 1.0))
+        else:
+            context = float((responses * (prompts + responses / 2.0)).sum()) / max(generated, 1.0)
+            added = again = Read()
+        return cls(len(prompts) / n, generated / n, first, context, added, again, length, work, batches)
 
     def read(self, copies: int, *, caching: bool) -> Read:
         """What is read where so many samples share a prompt, and turns find what stood before, if it is cached."""

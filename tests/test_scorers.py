@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlperf.api import plan_job
-from rlperf.errors import ExportError, SpecError
+from rlperf.errors import ExportError, InfeasibleError, SpecError
 from rlperf.frameworks.export import plan_texts, write_plan
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.imports import import_config, job_of
@@ -155,6 +155,24 @@ def test_devices_and_placement_are_chosen_as_brute_force_does() -> None:
         pinned += found.rl_step_s[:1].tolist()
     assert float(best.rl_step_s[0]) == pytest.approx(min(pinned), rel=1e-12)
     assert all(split.total <= 8 for split in splits(context))
+
+
+def test_what_is_left_beside_a_scorer_fills_nodes_where_files_count_them() -> None:
+    """A teacher on half a node of four: 12 devices remain, which `trainer.nnodes` x `n_gpus_per_node` cannot say."""
+    pools = [{key: value for key, value in pool.items() if key != "devices"} for pool in JOB["pools"]]
+    pools[1]["settings"] = {"token_budget": 8192}
+    words = {**JOB, "nodes": 2, "pools": pools, "scorers": [{**TEACHER, "devices": 4}]}
+    plan = plan_job(Job.model_validate({**words, "modes": "colocated"}))
+    assert [pool.devices for pool in plan.phases[0].pools if pool.role == "trainer"] == [8]
+    assert "config.sh" in plan_texts(plan)
+    apart = splits(resolve(Job.model_validate(words)))
+    assert {split.rollout + split.trainer for split in apart} == {8, 12}
+
+
+def test_stated_devices_that_fill_no_nodes_are_refused_in_words() -> None:
+    pools = [{"role": "trainer", "devices": 12, "layout": {"tensor_parallel": 2}}]
+    with pytest.raises(InfeasibleError, match="trainer has 12 devices, which fill no whole number of nodes of 8"):
+        plan_job(Job.model_validate({**JOB, "nodes": 3, "pools": pools, "modes": "one_step_off"}))
 
 
 def test_devices_of_scorers_are_paid_for() -> None:

@@ -25,7 +25,7 @@ from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, pr
 from rlperf.plan.search.common import Screening, common_layouts
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
-from rlperf.plan.search.rules import batch_names
+from rlperf.plan.search.rules import batch_names, node_flags
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.split_columns import truncates
 from rlperf.plan.search.splits import usage_of
@@ -434,7 +434,19 @@ def _pinned(context: Context, task: TaskContext, facts: FrameworkFacts | None) -
     names = {role: SimpleNamespace(**values) for role, values in stated.items()}
     if len(task.batches) == 1:
         names["batch"] = batch_names(task.batches[0])
-    return [f"{facts.name} refuses it: {words}" for words in facts.pinned(names, context.job.trainer_backends)]
+    words = [*facts.pinned(names, context.job.trainer_backends), *_uneven(context, facts)]
+    return [f"{facts.name} refuses it: {each}" for each in words]
+
+
+def _uneven(context: Context, facts: FrameworkFacts) -> list[str]:
+    """Pools of which every stated number of devices leaves part of a node, where files count devices by node."""
+    per_node = context.cluster.devices_per_node
+    stated = {role: np.array(context.job.pool(role).devices or (), dtype=np.int64) for role in facts.whole_nodes}
+    return [
+        f"{role} has {' or '.join(map(str, counts))} devices, which fill no whole number of nodes of {per_node}"
+        for role, counts in stated.items()
+        if counts.size and node_flags(facts, role, counts, per_node).all()
+    ]
 
 
 def configurations(decision: Decision) -> tuple[Configuration, ...]:

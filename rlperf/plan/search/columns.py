@@ -137,12 +137,12 @@ class Columns:
     def trainer(self, demand: Demand, split: Split) -> TrainerColumns:
         """Trainer columns of a split; those of all splits that differ in devices alone are computed together."""
         arch, backends = self.task.architecture, tuple(each.keys for each in self.context.trainers)
-        shared = MODES[split.mode].shares_devices
+        shared, per_node = MODES[split.mode].shares_devices, self.context.cluster.devices_per_node
 
         def made() -> dict[tuple[int, int], TrainerColumns]:
             return trainer_columns_of(
                 self.context, arch, demand, self._grid(demand, shared), lenient=self.forgiven != 0,
-                refuse=lambda found, batch: trainer_rule_flags(self.facts, found, backends, arch, batch),
+                refuse=lambda found, batch: trainer_rule_flags(self.facts, found, backends, arch, batch, per_node),
             )  # fmt: skip
 
         return self.store.trainer.get(self._trainer_key(demand, shared), made)[split.trains]

@@ -16,6 +16,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts, architecture_group
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
+from rlperf.specs.pool import Role
 
 
 def batch_names(batch: Batch) -> SimpleNamespace:
@@ -48,12 +49,19 @@ def _trainer_names(
     )
 
 
+def node_flags(facts: FrameworkFacts, role: Role, devices: IntArray, per_node: int) -> IntArray:
+    """`Reject.FRAMEWORK` where a pool leaves part of a node, and files count devices by node ``[any]``."""
+    uneven = (devices > per_node) & (devices % per_node > 0) & (role in facts.whole_nodes)
+    return np.where(uneven, int(Reject.FRAMEWORK), 0)
+
+
 def trainer_rule_flags(
     facts: FrameworkFacts | None,
     columns: TrainerColumns,
     backends: tuple[str, ...],
     architecture: Architecture,
     batch: Batch | None,
+    devices_per_node: int,
 ) -> IntArray:
     """`Reject.FRAMEWORK` where a rule that speaks of trainer, batch and architecture alone is broken ``[columns]``.
 
@@ -62,6 +70,7 @@ def trainer_rule_flags(
     flags = np.zeros(columns.count, dtype=np.int64)
     if facts is None:
         return flags
+    flags |= node_flags(facts, "trainer", columns.layout.devices, devices_per_node)
     trainer = _trainer_names(columns.layout, columns.token_budget, architecture)
     names: dict[str, object] = {"trainer": trainer, "architecture": architecture_group(architecture)}
     names["run"] = SimpleNamespace(critic_devices=columns.critic)
@@ -82,6 +91,7 @@ def pair_rule_flags(
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     flags = np.zeros(len(pairs), dtype=np.int64)
     engine = rollout.layout.take(r)
+    flags |= node_flags(facts, "rollout", engine.devices, devices_per_node)
     names = {
         "rollout": SimpleNamespace(
             **vars(engine),

@@ -85,7 +85,10 @@ def _of_critic(context: Context, total: int) -> list[int]:
 
 
 def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...]) -> list[Split]:
-    """Splits of ``total`` devices between rollout and trainer beside scorers on devices of their ``own``."""
+    """Splits of ``total`` devices between rollout and trainer beside scorers on devices of their ``own``.
+
+    Where those leave part of a node, also of the whole nodes that are left: not every framework shares one out.
+    """
     rollout, trainer = context.job.pool("rollout").devices, context.job.pool("trainer").devices
     if MODES[mode].shares_devices:
         counts = _counts(context, total)
@@ -96,15 +99,16 @@ def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...
         return [
             Split(mode, r, t, own) for r in rollout or (most,) for t in trainer or (total,) if r <= most and t <= total
         ]
-    totals: tuple[int, ...] = (total,)
+    node = context.cluster.devices_per_node
+    totals: tuple[int, ...] = (total, total - total % node) if total > node and total % node else (total,)
     if context.job.sharing == "devices":  # tasks leave some to each other
         totals = _counts(context, total)
     elif _money_counts(context):
-        totals = _halves(total, context.cluster.devices_per_node)
+        totals = _halves(total, node)
     return [
         Split(mode, r, t, own)
         for both in totals
-        for r in rollout or _shares(both, context.cluster.devices_per_node)
+        for r in rollout or _shares(both, node)
         for t in trainer or (both - r,)
         if r >= 1 and t >= 1 and r + t <= both
     ]

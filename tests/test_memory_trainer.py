@@ -252,8 +252,9 @@ def test_stage_layers_and_in_flight_microbatches_by_hand() -> None:
     layout = Layout.of(pipeline_parallel=[1, 7, 8], virtual_pipeline=[1, 1, 4])
     assert stage_layers(arch, layout).tolist() == [126, 18, 16]
     batch = Microbatches.of(1.0, 1.0, 1.0, [64.0, 64.0, 64.0])
-    first, last = in_flight(layout, batch)
+    first, second, last = in_flight(layout, batch)
     assert first.tolist() == pytest.approx([1, 7, 8 + 7 / 4])
+    assert second.tolist() == pytest.approx([0, 6, 8 + 5 / 4])
     assert last.tolist() == pytest.approx([1, 1, 1 + 8 * 3 / 4])
     few = Microbatches.of(1.0, 1.0, 1.0, 2.0)
     assert in_flight(Layout.of(pipeline_parallel=8), few)[0] == 2
@@ -261,9 +262,22 @@ def test_stage_layers_and_in_flight_microbatches_by_hand() -> None:
 
 def test_dense_layers_come_first_so_the_last_stage_holds_more_experts() -> None:
     arch = load_architecture("DeepSeek-V3")
-    first, last = routed_layers(arch, Layout.of(pipeline_parallel=[1, 61]))
-    assert first.tolist() == [58, 0]
-    assert last.tolist() == [58, 1]
+    first, between, last = routed_layers(arch, Layout.of(pipeline_parallel=[1, 16, 61]))
+    assert first.tolist() == [58, 1, 0]
+    assert between.tolist() == [58, 4, 1]
+    assert last.tolist() == [58, 4, 1]
+
+
+def test_a_stage_between_holds_experts_where_the_first_has_dense_layers(
+    h100: Hardware, megatron: TrainerCalibration
+) -> None:
+    """GLM-4.5 on 32 stages: its three dense layers fill the first, the second has experts in 31 microbatches."""
+    arch = load_architecture("GLM-4.5-355B-A32B")
+    layout = Layout.of(tensor_parallel=2, pipeline_parallel=32, expert_parallel=2, sequence_parallel=True, zero_stage=1)
+    parts = trainer_memory(arch, h100, megatron, layout, Microbatches.of(8192.0, 8192.0**2, 8192.0, 64.0))
+    experts = 3 * 160 * 3 * arch.hidden * 1536 / 2  # of three layers, on two devices
+    assert float(parts.weights) > 2.0 * experts
+    assert float(parts.logits) == 0.0
 
 
 def test_lora_parameters_by_hand() -> None:

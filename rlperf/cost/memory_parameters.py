@@ -24,14 +24,15 @@ OFFLOADS_ACTIVATIONS = (2, 3)
 class StageParameters:
     """Parameters that one device of the fullest stage holds before ZeRO, by what shards them [parameters].
 
-    ``layers`` transformer layers stand on it, ``routed_first`` and ``routed_last`` of them with routed experts when it
-    is the first and the last stage. ``layer_dense`` and ``layer_routed`` are one mean layer's parameters, without and
-    of routed experts; ``layer_experts`` those of one layer that has experts. ``embedding`` stands on the first stage,
-    ``head`` on the last (0 on a single stage with tied weights).
+    ``layers`` transformer layers stand on it, ``routed_first``, ``routed_between`` and ``routed_last`` of them with
+    routed experts when it is the first, one in between and the last stage. ``layer_dense`` and ``layer_routed`` are one
+    mean layer's parameters, without and of routed experts; ``layer_experts`` those of one layer that has experts.
+    ``embedding`` stands on the first stage, ``head`` on the last (0 on a single stage with tied weights).
     """
 
     layers: FloatArray
     routed_first: FloatArray
+    routed_between: FloatArray
     routed_last: FloatArray
     layer_experts: FloatArray
     layer_dense: FloatArray
@@ -60,11 +61,15 @@ def stage_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> Float
     return np.where(np.mod(arch.layers, stages) == 0, even, uneven)
 
 
-def routed_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> tuple[FloatArray, FloatArray]:
-    """Layers with routed experts on the first and on the last stage (dense layers usually come first)."""
+def routed_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Layers with routed experts on the first stage, on the one between that has most of them, and on the last.
+
+    Dense layers usually come first: then it is a stage between that holds experts in all of its layers.
+    """
     before = np.concatenate([[0.0], np.cumsum(stack_of(arch).routes)])
+    most = np.array([np.max(before[n:] - before[: arch.layers + 1 - n]) for n in range(arch.layers + 1)])
     size = np.minimum(np.ceil(stage_layers(arch, layout, ends)), arch.layers).astype(np.int64)
-    return before[size], before[-1] - before[arch.layers - size]
+    return before[size], most[size], before[-1] - before[arch.layers - size]
 
 
 def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:
@@ -90,11 +95,12 @@ def stage_parameters(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> S
     first = table + arch.learned_positions * arch.hidden + arch.lookup_parameters + tower_parameters(arch)
     single_tied = (layout.pipeline_parallel == 1) & arch.tied_embeddings
     head = np.where(single_tied, 0.0, table / tp)
-    routed_first, routed_last = routed_layers(arch, layout, ends)
+    routed_first, routed_between, routed_last = routed_layers(arch, layout, ends)
     share = stack_of(arch).routed_share
     return StageParameters(
         layers=stage_layers(arch, layout, ends),
         routed_first=routed_first,
+        routed_between=routed_between,
         routed_last=routed_last,
         layer_experts=routed / share if share else 0.0 * routed,
         layer_dense=dense,
@@ -115,14 +121,17 @@ def lora_parameters(arch: Architecture, rank: int) -> tuple[float, float]:
     return rank * dense / layers, rank * routed / layers
 
 
-def in_flight(layout: Layout, microbatches: Microbatches) -> tuple[FloatArray, FloatArray]:
-    """Microbatches whose activations the first and the last stage keep, in units of a whole stage.
+def in_flight(layout: Layout, microbatches: Microbatches) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Microbatches whose activations the first, the second and the last stage keep, in units of a whole stage.
 
     1F1B keeps p on the first and 1 on the last stage; interleaving v chunks p + (p - 1) / v and 1 + p (v - 1) / v
-    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Korthikanti et al. 2022, section 4.2.3). Never above m.
+    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Korthikanti et al. 2022, section 4.2.3). Each stage starts
+    its backward one microbatch, or two chunks, before the one in front of it. Never above m.
     """
     p, v = layout.pipeline_parallel.astype(np.float64), layout.virtual_pipeline.astype(np.float64)
-    several = p > 1
-    first = np.where(several & (v > 1), p + (p - 1.0) / v, p)
-    last = np.where(several & (v > 1), 1.0 + p * (v - 1.0) / v, 1.0)
-    return np.minimum(first, microbatches.count), np.minimum(last, microbatches.count)
+    chunked = (p > 1) & (v > 1)
+    first = np.where(chunked, p + (p - 1.0) / v, p)
+    second = np.maximum(first - np.where(chunked, 2.0 / v, 1.0), 0.0)
+    last = np.where(chunked, 1.0 + p * (v - 1.0) / v, 1.0)
+    count = microbatches.count
+    return np.minimum(first, count), np.minimum(second, count), np.minimum(last, count)

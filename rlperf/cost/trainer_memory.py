@@ -1,7 +1,7 @@
 """Device and host memory of a trainer: states by what shards them, activations by recompute mode and schedule position.
 
 Derivations: ``docs/theory/memory.md``. Two moments compete, and the larger one is reported part by part: the backward
-of the first pipeline stage, which keeps the most microbatches, and the loss on the last stage, which keeps the logits.
+of the first pipeline stages, which keep the most microbatches, and the loss on the last stage, which keeps the logits.
 """
 
 from __future__ import annotations
@@ -119,23 +119,30 @@ def trainer_memory(
     pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)
     states = _states(arch, trainer, layout, stage, options, forward_only)
     one = _activations(trainer, layout, kept, tokens, pairs, options, forward_only)
-    first, last = (np.ones(()), np.ones(())) if forward_only else in_flight(layout, microbatches)
+    first, second, last = (np.ones(()),) * 3 if forward_only else in_flight(layout, microbatches)
     logits = _logit_bytes(arch, trainer, layout, tokens, options, forward_only)
     single, space = layout.pipeline_parallel == 1, trainer.workspace
     plain = 0.0 if forward_only or options.lora_rank else 1.0
-    at_backward = first * (stage.layers * one.dense + stage.routed_first * one.routed) + one.working
     tower = np.zeros(()) if forward_only else tower_bytes(arch, layout, patches)
-    at_backward = at_backward + tower
+    at_first = first * (stage.layers * one.dense + stage.routed_first * one.routed) + tower
+    at_second = second * (stage.layers * one.dense + stage.routed_between * one.routed)
+    second_wins = (layout.pipeline_parallel > 2) & (
+        at_second + sum(states.between) > at_first + sum(states.first) + sum(states.embedding)
+    )
+    at_backward = np.where(second_wins, at_second, at_first) + one.working
+    early = [
+        np.where(second_wins, b, f + e) for f, b, e in zip(states.first, states.between, states.embedding, strict=True)
+    ]
     at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + 4.0 * arch.hidden * tokens
     at_loss = at_loss + np.where(single, tower, 0.0)
     scratch = plain * space.weight_scratch * stage.layer_dense
     scratch_loss = scratch + plain * space.loss_scratch * stage.layer_dense
     at_update = (0.0 if forward_only else 1.0) * space.optimizer_scratch * states.updated
-    differ = np.where(single, 0.0, sum(states.last) + sum(states.head) - sum(states.first) - sum(states.embedding))
+    differ = np.where(single, 0.0, sum(states.last) + sum(states.head) - sum(early))
     loss_wins = at_loss + logits + scratch_loss + differ > at_backward + scratch
     weights, gradients, optimizer = (
-        np.where(single, f + e + h, np.where(loss_wins, b + h, f + e))
-        for f, b, e, h in zip(states.first, states.last, states.embedding, states.head, strict=True)
+        np.where(single, f + h, np.where(loss_wins, b + h, f))
+        for f, b, h in zip(early, states.last, states.head, strict=True)
     )
     activations = np.where(loss_wins, at_loss, at_backward)
     logits_now = np.where(loss_wins, logits, 0.0)
@@ -163,7 +170,7 @@ def trainer_memory(
         communication=communication + np.where(update_wins, 0.0, waiting),
         workspace=scratch + space.fragmentation * loose,
         context=np.broadcast_to(np.asarray(context), np.shape(loose)),
-        host=states.host + first * (stage.layers * one.parked_dense + stage.routed_first * one.parked_routed),
+        host=states.host + first * (stage.layers * one.parked_dense + stage.routed_between * one.parked_routed),
         low=trainer.memory_low,
         high=trainer.memory_high,
     )
@@ -189,9 +196,10 @@ Triple = tuple[FloatArray, FloatArray, FloatArray]
 
 @dataclass(frozen=True)
 class _States:
-    """Bytes of (weights, gradients, optimizer) on a device, by layers (first and last stage), embedding, head; host."""
+    """Bytes of (weights, gradients, optimizer) on a device, by layers (of a stage), embedding, head; on the host."""
 
     first: Triple
+    between: Triple
     last: Triple
     embedding: Triple
     head: Triple
@@ -258,13 +266,15 @@ def _states(
         frozen = stage.layers * frozen_dense + experts * frozen_routed
         return jobs * weights + frozen, gradients, jobs * moments
 
-    first, last = layers(stage.routed_first), layers(stage.routed_last)
+    first, between, last = layers(stage.routed_first), layers(stage.routed_between), layers(stage.routed_last)
     tables = [(stage.embedding * part, stage.head * part) for part in table]
     per_parameter = max(trainer.storage.optimizer, 1.0) * jobs
-    updated = (first[2] + tables[2][0] + tables[2][1]) * stays[2] / per_parameter
-    host = np.where(on_host, first[2] + tables[2][0] + tables[2][1], 0.0)
+    fullest = between[2] + tables[2][0] + tables[2][1]
+    updated = fullest * stays[2] / per_parameter
+    host = np.where(on_host, fullest, 0.0)
     return _States(
         first=(first[0], first[1], first[2] * stays[2]),
+        between=(between[0], between[1], between[2] * stays[2]),
         last=(last[0], last[1], last[2] * stays[2]),
         embedding=(tables[0][0], tables[1][0], tables[2][0] * stays[2]),
         head=(tables[0][1], tables[1][1], tables[2][1] * stays[2]),

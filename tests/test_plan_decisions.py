@@ -6,7 +6,7 @@ import json
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -303,25 +303,50 @@ def test_groups_of_rl_steps_that_are_alike_are_screened_and_judged_once() -> Non
     assert all(each.screened is decisions[0].screened for each in decisions)
 
 
+class Named(NamedTuple):
+    """What the judge is asked of a configuration here."""
+
+    name: str
+    batch: int
+
+
+def test_a_configuration_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two finalists that preempt become one with a larger cache: it is not a plan's own runner-up."""
+    roomy: Any = Named("roomy", 8192)
+    monkeypatch.setattr(decisions, "with_more_cache", lambda judge, one: None if one.configuration is roomy else roomy)
+    judged: Any = decisions._evaluations
+    judge: Any = SimpleNamespace(
+        context=SimpleNamespace(job=SimpleNamespace(limits=SimpleNamespace(truncated_fraction=None))),
+        evaluate=lambda demand, configuration: SimpleNamespace(configuration=configuration),
+    )
+    demands: Any = (SimpleNamespace(batch=8192),)
+    finalists: Any = [Named("a", 8192), Named("b", 8192)]
+    first = judged(judge, demands, finalists, None, lambda share, text: None)
+    assert [one.configuration for one in first] == [*finalists, roomy]
+    again = judged(judge, demands, [roomy, Named("c", 8192)], None, lambda share, text: None, first)
+    assert [one.configuration.name for one in again] == ["a", "b", "roomy", "c"]
+
+
 def test_a_maximum_that_cuts_too_much_is_not_judged_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths grow: what an earlier group of rl_steps may still cut at, a later one may not."""
     monkeypatch.setattr(decisions, "with_more_cache", lambda judge, evaluation: None)
     judged: Any = decisions._evaluations
     limits = SimpleNamespace(truncated_fraction=0.05)
     judge: Any = SimpleNamespace(
-        context=SimpleNamespace(job=SimpleNamespace(limits=limits)), evaluate=lambda demand, configuration: demand.batch
+        context=SimpleNamespace(job=SimpleNamespace(limits=limits)),
+        evaluate=lambda demand, one: SimpleNamespace(configuration=one),
     )
     demands: Any = tuple(
         SimpleNamespace(batch=cap, truncated_fraction=cut) for cap, cut in ((8192, 0.2), (16384, 0.01))
     )
-    finalists: Any = [SimpleNamespace(batch=8192), SimpleNamespace(batch=16384)]
+    finalists: Any = [Named("a", 8192), Named("a", 16384)]
 
     def quiet(share: float, text: str) -> None:
         pass
 
-    assert judged(judge, demands, finalists, None, quiet) == (16384,)
+    assert [one.configuration.batch for one in judged(judge, demands, finalists, None, quiet)] == [16384]
     limits.truncated_fraction = None
-    assert judged(judge, demands, finalists, None, quiet) == (8192, 16384)
+    assert [one.configuration.batch for one in judged(judge, demands, finalists, None, quiet)] == [8192, 16384]
 
 
 @pytest.mark.parametrize("limit", ["step", "usd_per_step"])

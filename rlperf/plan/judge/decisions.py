@@ -7,7 +7,7 @@ demand and are judged once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -181,9 +181,9 @@ def _judged_task(
     ]
     if len(screenings) == 1 and context.job.sharing != "devices":
         more = _beside_the_judged(context, screenings[0].found, judged[0])
-        judged[0] += _evaluations(judge, screenings[0].demands, more, facts, quiet)
+        judged[0] = _evaluations(judge, screenings[0].demands, more, facts, quiet, judged[0])
         budgets = [c for one in _best(context, judged[0], TUNED) for c in next_budgets(judge, one)]
-        judged[0] += _evaluations(judge, screenings[0].demands, budgets, facts, quiet)
+        judged[0] = _evaluations(judge, screenings[0].demands, budgets, facts, quiet, judged[0])
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
         first = screenings[group].found
@@ -248,27 +248,31 @@ def _screened(
 
 def _evaluations(
     judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None,
-    tell: Tell,
+    tell: Tell, before: tuple[Evaluation, ...] = (),
 ) -> tuple[Evaluation, ...]:  # fmt: skip
     """The finalists judged on one group of rl_steps, but for other groups' whose maximum length cuts too much here.
 
     Behind them larger caches where engines preempt; uneven pipeline stages and scoring budgets of their own, where a
-    framework states them.
+    framework states them. What these make of two finalists may be one configuration, or one judged ``before``: each
+    stands there once, so that no plan is its own runner-up.
     """
     of_batch = {demand.batch: demand for demand in demands if not truncates(judge.context, demand)}
-    found = []
+    found = {evaluation.configuration: evaluation for evaluation in before}
+
+    def judged(configurations: Iterable[Configuration | None]) -> None:
+        for one in configurations:
+            if one is not None and one not in found:
+                found[one] = judge.evaluate(of_batch[one.batch], one)
+
     for number, configuration in enumerate(c for c in finalists if c.batch in of_batch):
         tell(number / len(finalists), "judging")
-        found.append(judge.evaluate(of_batch[configuration.batch], configuration))
-    roomier = [with_more_cache(judge, evaluation) for evaluation in found]
-    found += [judge.evaluate(of_batch[c.batch], c) for c in roomier if c is not None]
+        judged([configuration])
+    judged(with_more_cache(judge, evaluation) for evaluation in [*found.values()][len(before) :])
     if facts is not None and facts.states_stages:
-        better = [judge.staged(evaluation) for evaluation in found]
-        found += [judge.evaluate(of_batch[c.batch], c) for c in better if c is not None]
+        judged(judge.staged(evaluation) for evaluation in [*found.values()][len(before) :])
     if facts is not None and facts.states_scoring:
-        larger = [scored_apart(judge, evaluation) for evaluation in found]
-        found += [judge.evaluate(of_batch[c.batch], c) for c in larger if c is not None]
-    return tuple(found)
+        judged(scored_apart(judge, evaluation) for evaluation in [*found.values()][len(before) :])
+    return tuple(found.values())
 
 
 def _finalists(context: Context, screened: Screened, share: int) -> list[Configuration]:

@@ -163,6 +163,16 @@ def test_draining_costs_more_than_swapping_in_flight() -> None:
     assert swap.period_s < stop.period_s < drain.period_s
 
 
+def test_a_trainer_that_waits_for_engines_to_drain_is_not_busy() -> None:
+    run = AsyncRun(
+        lengths(8, 2.0), batch=64, train_s=5.0, replicas=2, slots=64, token_s=0.02, sync_s=4.0, max_staleness=1,
+        update="drain",
+    )  # fmt: skip
+    found = simulate(run, rl_steps=60)
+    assert found.period_s > 1.5 * (run.train_s + run.sync_s)
+    assert found.trainer_busy == pytest.approx(run.train_s / found.period_s)
+
+
 def test_staleness_of_the_measured_points() -> None:
     """Groups of 16 admitted whole (an assumption: the points state no group size): within 10 %, mean below 5 %.
 

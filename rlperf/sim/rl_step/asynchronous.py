@@ -133,8 +133,11 @@ class _Replica:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
+    """A batch trained from ``start_s`` to ``end_s``, behind it (engines may have to drain first) a weight sync."""
+
     start_s: float
     end_s: float
+    sync_start_s: float
     sync_s: float
     version: int
     groups: tuple[_Group, ...]
@@ -162,6 +165,7 @@ class _Simulation:
         self.ready_samples = 0
         self.pending: deque[tuple[_Group, float, float]] = deque()
         self.training: tuple[float, tuple[_Group, ...], int] | None = None
+        self.trained_s = 0.0
         self.draining: float | None = None
         self.batches: list[_Batch] = []
         self.running = 0
@@ -282,6 +286,7 @@ class _Simulation:
 
     def trained(self) -> None:
         """A batch is trained: sync the weights if it is time, else take the next."""
+        self.trained_s = self.now_s
         if (len(self.batches) + 1) % self.run.sync_interval:
             self.close_batch(0.0)
         elif self.run.update == "drain" and self.running:
@@ -314,7 +319,7 @@ class _Simulation:
     def close_batch(self, sync_s: float) -> None:
         assert self.training is not None
         start, groups, version = self.training
-        self.batches.append(_Batch(start, self.now_s - sync_s, sync_s, version, groups))
+        self.batches.append(_Batch(start, self.trained_s, self.now_s - sync_s, sync_s, version, groups))
         self.training = None
         self.marks.append((self.now_s, self.area_queue, self.area_running))
 
@@ -403,7 +408,8 @@ def _timeline(run: AsyncRun, batches: list[_Batch], warmup: int) -> tl.Timeline:
             build.edge(source, span, tl.DATA)
         before = [span]
         if batch.sync_s > 0 or (step + 1) % run.sync_interval == 0:
-            sync = build.span(tl.WEIGHT_SYNC, 1, 0, batch.end_s, batch.end_s + batch.sync_s, rl_step=step, after=[span])
+            ends_s = batch.sync_start_s + batch.sync_s
+            sync = build.span(tl.WEIGHT_SYNC, 1, 0, batch.sync_start_s, ends_s, rl_step=step, after=[span])
             synced.append(((step + 1) // run.sync_interval, sync))
             before = [sync]
     return build.freeze(warmup)

@@ -23,7 +23,7 @@ from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target, field
 from rlperf.frameworks.keytable import flatten, key_table, nest
 from rlperf.frameworks.readback import read_back
 from rlperf.frameworks.registry import adapter_of
-from rlperf.frameworks.run import Run, ref
+from rlperf.frameworks.run import Run, TrainerRun, ref
 from rlperf.frameworks.shell_flow import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.plan import Phase, Plan, PredictedStages, Prediction
@@ -115,7 +115,7 @@ def test_verl_recipes_are_read_from_their_yaml_alone_and_with_their_script(
 
 
 def test_verl_configs_are_yaml_with_the_base_of_the_version() -> None:
-    run = with_values(sample_run(Random(1), "verl", "0.9"), {"trainer.backend": "megatron"})
+    run = with_values(sample_run(Random(1), "verl", "0.9"), {"trainer.backend": "megatron", "trainer.zero_stage": 1})
     new = export_run(run, adapter_of("verl"), "0.9", "config").files["config.yaml"]
     assert yaml.safe_load(new)["defaults"][1] == {"override model_engine": "megatron"}
 
@@ -398,6 +398,25 @@ def test_what_no_key_states_is_read_back_and_named() -> None:
     assert not any(name in words for words in asked for name in named), asked
     with pytest.raises(ExportError, match=r"no key of trl main states trainer\.shard_size"):
         export_run(with_values(run, {"trainer.shard_size": 2}), adapter_of("trl"), "main", "config")
+
+
+SHARDED = {"verl": {"fsdp2": {2, 3}, "megatron": {0, 1}}, "nemo_rl": {"fsdp2": {3}, "megatron": {0, 1}},
+           "slime": {"megatron": {1}}, "trl": {"fsdp2": {2, 3}, "deepspeed": {0, 1, 2, 3}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("framework", "backend"), [(name, each) for name, of in SHARDED.items() for each in of])
+def test_a_zero_stage_is_planned_where_a_file_can_say_it(framework: str, backend: str) -> None:
+    """Megatron's optimizer is distributed or not: stage 3, pinned, was planned and written as stage 1."""
+    facts, run = framework_facts(framework), Run(trainer=TrainerRun(backend=backend))
+    taken = {
+        stage
+        for stage in range(4)
+        if not any(
+            "zero_stage" in each
+            for each in facts.refused(with_values(run, {"trainer.zero_stage": stage}).names(), backend)
+        )
+    }
+    assert taken == SHARDED[framework][backend]
 
 
 @pytest.mark.parametrize("framework", SHIPPED)

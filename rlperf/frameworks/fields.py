@@ -22,7 +22,7 @@ class Unit:
     read: Convert
     write: Convert
     note: str = ""
-    takes: frozenset[str] | None = None
+    takes: frozenset[str] | frozenset[int] | None = None
 
 
 def _same(value: Value, _: Run) -> Value:
@@ -34,8 +34,10 @@ CHECKPOINTING = Unit(lambda value, _: "full" if value else "none", lambda value,
 """Activation recompute that is on or off."""
 RECOMPUTE = Unit(lambda value, _: value or "none", lambda value, _: None if value == "none" else value)
 """Activation recompute by how much it recomputes; null for none."""
-DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1)
+DISTRIBUTED = Unit(lambda value, _: 1 if value else 0, lambda value, _: value >= 1, takes=frozenset({0, 1}))
 """ZeRO stage 1 as Megatron's distributed optimizer."""
+RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3, takes=frozenset({2, 3}))
+"""ZeRO stage of FSDP2: whether a layer's weights are let go of after its forward pass."""
 LORA_RANK = Unit(lambda value, _: int(value) or None, _same)
 ETP = "null: as wide as tensor parallel"
 """Megatron's own reading of expert tensor parallel that is not stated (parallel_state.py)."""
@@ -152,12 +154,14 @@ def field(
     return Field(ref(name), tuple(keys.split()), unit, note or unit.note, backend, read_only)
 
 
-def elsewhere(names: str, where: str, *, backend: str = "", unread: bool = False) -> tuple[Field, ...]:
+def elsewhere(
+    names: str, where: str, unit: Unit = SAME, *, backend: str = "", unread: bool = False
+) -> tuple[Field, ...]:
     """Fields that the adapter's own ``emit`` and ``read`` state, in no key of their own: ``where`` says in what.
 
     ``unread``: the reader does not find them there under this name, so what was written cannot be held against them.
     """
-    return tuple(Field(ref(name), (), note=where, backend=backend, unread=unread) for name in names.split())
+    return tuple(Field(ref(name), (), unit, where, backend, unread=unread) for name in names.split())
 
 
 @dataclass(frozen=True)

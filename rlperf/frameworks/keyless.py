@@ -36,18 +36,24 @@ def keyless_rules(
 ) -> list[Rule]:
     """A rule for each degree that has no key with a trainer backend; ``empty``: what runs there where nothing is said.
 
-    Where that is not known, no degree is taken, and the ZeRO stage is left to the export, which reads what it wrote.
-    What a rule of the facts has already ``said`` in better words is not said again. The planner leaves out what breaks
-    a rule, a pinned degree is refused by its name, and an export stops.
+    So has one whose key holds some values alone (ZeRO stages of Megatron: its optimizer is distributed, or not).
+    Where what runs is not known, no degree is taken, and the ZeRO stage is left to the export, which reads what it
+    wrote. What a rule of the facts has already ``said`` in better words is not said again. The planner leaves out what
+    breaks a rule, a pinned degree is refused by its name, and an export stops.
     """
     rules = []
     for at in degrees():
         stated = [entry for entry in fields if entry.at == at]
-        without = [name for name in empty if not any(entry.states(table, version, name) for entry in stated)]
-        usual = {name: (empty[name] or Run()).value(at) for name in without if empty[name] or at != ZERO}
+        usual: dict[str, tuple[int, ...]] = {}
+        for name, run in empty.items():
+            here = [entry.unit.takes for entry in stated if entry.states(table, version, name)]
+            if here and None not in here:
+                usual[name] = tuple(sorted({int(value) for takes in here for value in takes or ()}))
+            elif not here and (run or at != ZERO):
+                usual[name] = ((run or Run()).value(at),)
         if len(usual) == len(empty) and len(set(usual.values())) == 1:
             usual = {"": next(iter(usual.values()))}
-        rules += [_rule(at, value, backend, table, version) for backend, value in usual.items()]
+        rules += [_rule(at, values, backend, table, version) for backend, values in usual.items()]
     return [rule for rule in rules if not any(_covers(other, rule, table, version) for other in said)]
 
 
@@ -58,12 +64,13 @@ def _covers(other: Rule, rule: Rule, table: KeyTable, version: str) -> bool:
     return here and other.when is None and rule.require in parts
 
 
-def _rule(at: Ref, value: int, backend: str, table: KeyTable, version: str) -> Rule:
+def _rule(at: Ref, values: tuple[int, ...], backend: str, table: KeyTable, version: str) -> Rule:
+    there = " or ".join(map(str, values))
     return Rule(
         id=f"no_key_{at.group}_{at.name}" + (f"_{backend}" if backend else ""),
-        require=f"{at} == {value}",
+        require=" or ".join(f"{at} == {value}" for value in values),
         key=str(at),
-        says=f"no key of {table.framework} {version} states {at} ({{{at}}}); it is {value} there",
+        says=f"no key of {table.framework} {version} states {at} ({{{at}}}); it is {there} there",
         stage="parse",
         source=f"facts/{table.framework}.tsv",
         backend=backend,

@@ -15,6 +15,7 @@ from rlperf.frameworks.fields import (
     ETP,
     NEGATED,
     RECOMPUTE,
+    RESHARD,
     TOKENS_PER_DEVICE,
     Field,
     Setting,
@@ -52,7 +53,8 @@ _BACKEND = Unit(lambda value, _: "fsdp2" if value == "fsdp" else value,
                 lambda value, _: "fsdp" if value == "fsdp2" else value)  # fmt: skip
 SHARDED = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """``sharding_strategy`` as ZeRO stage: read under ``strategy: fsdp`` alone (strategy/fsdp.py:156), the default."""
-_RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
+_RESHARD = replace(RESHARD, takes=frozenset(SHARDED.values()))
+"""Of ``strategy: fsdp2``, which always shards: stage 0 is written as FSDP1's."""
 _MINI = Unit(
     lambda value, run: -(-run.batch.prompts // max(int(value), 1)),
     lambda value, run: max(run.batch.prompts // value, 1),
@@ -263,7 +265,11 @@ def _algorithm(run: Run) -> list[Setting]:
         settings += [Setting(M + "recompute_method", "uniform"), Setting(M + "recompute_num_layers", 1)]
     if run.trainer.offload_optimizer:
         settings.append(Setting("actor.optim.optimizer_offload_fraction", 1.0))
-    return settings + ([Setting(F + "strategy", "fsdp2")] if run.trainer.backend == "fsdp2" else [])
+    if run.trainer.backend != "fsdp2":
+        return settings
+    if run.trainer.zero_stage:
+        return [*settings, Setting(F + "strategy", "fsdp2")]
+    return [*settings, Setting(F + "strategy", "fsdp"), Setting(F + "sharding_strategy", "no_shard")]
 
 
 def _names(run: Run) -> list[Setting]:

@@ -18,6 +18,7 @@ from rlperf.frameworks.fields import (
     LORA_RANK,
     NEGATED,
     RECOMPUTE,
+    RESHARD,
     Field,
     Setting,
     Target,
@@ -75,7 +76,6 @@ _ENGINE_TP = Unit(
     lambda value, run: int(value) * run.rollout.attention_data_parallel,
     lambda value, run: value // run.rollout.attention_data_parallel,
 )
-_RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
 _BACKEND = Unit(lambda value, _: "fsdp2" if str(value).startswith("fsdp") else value,
                 lambda value, _: "fsdp" if value == "fsdp2" else value)  # fmt: skip
 _STEPS, _MERGED = "generator.step_wise_trajectories", "generator.merge_stepwise_output"
@@ -97,7 +97,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.backend", T + "strategy", _BACKEND),
     field("trainer.ulysses", P + "sequence_parallel_size", note="divides heads; Megatron takes 1"),
     field("trainer.shard_size", F + "fsdp_size", zero_as(-1), "-1: all GPUs; less: HSDP", backend="fsdp2"),
-    field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, backend="fsdp2"),
+    field("trainer.zero_stage", F + "reshard_after_forward", RESHARD, backend="fsdp2"),
     field("trainer.offload_all", F + "cpu_offload", note="parameters and optimizer on the host", backend="fsdp2"),
     field("trainer.checkpointing", T + "gradient_checkpointing"),
     field("trainer.granularity", K + "recompute_granularity", RECOMPUTE, backend="megatron"),

@@ -61,6 +61,8 @@ from rlperf.specs.profiles import load_architecture
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
+_DISTRIBUTED = replace(DISTRIBUTED, takes=frozenset({1}))
+"""A flag that is set by default, so that none takes it back."""
 
 
 def _continues(over_provision: Value, _: Run) -> bool | None:
@@ -91,7 +93,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.expert_parallel", "expert-model-parallel-size"),
     field("trainer.expert_tensor_parallel", "expert-tensor-parallel-size"),
     field("trainer.sequence_parallel", "sequence-parallel"),
-    field("trainer.zero_stage", "use-distributed-optimizer", DISTRIBUTED),
+    field("trainer.zero_stage", "use-distributed-optimizer", _DISTRIBUTED),
     field("trainer.activation_recompute", "recompute-granularity", RECOMPUTE),
     field("trainer.offload_optimizer", "optimizer-cpu-offload", note="optimizer in host memory"),
     field("trainer.dynamic", "use-dynamic-batch-size"),

@@ -12,7 +12,17 @@ from math import gcd
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
-from rlperf.frameworks.fields import CHECKPOINTING, Field, Setting, Target, elsewhere, field, read_fields, write_fields
+from rlperf.frameworks.fields import (
+    CHECKPOINTING,
+    RESHARD,
+    Field,
+    Setting,
+    Target,
+    elsewhere,
+    field,
+    read_fields,
+    write_fields,
+)
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, key_table
 from rlperf.frameworks.nearest import (
@@ -28,7 +38,9 @@ from rlperf.specs.modes import mode_of_staleness
 from rlperf.units import human_seconds
 
 FIELDS: tuple[Field, ...] = (
-    *elsewhere("trainer.zero_stage", "the accelerate config"),
+    *elsewhere("trainer.zero_stage", "the accelerate config", RESHARD, backend="fsdp2"),
+    *elsewhere("trainer.zero_stage", "the accelerate config", backend="deepspeed"),
+    *elsewhere("trainer.zero_stage", "the accelerate config", backend="ddp"),
     *elsewhere("rollout.devices", "the launch of the vLLM server"),
     *elsewhere("trainer.token_budget", "per_device_train_batch_size, in completions", unread=True),
     field("batch.group_size", "num_generations", note="completions per prompt"),
@@ -280,7 +292,8 @@ def _read_trainer(source: Source) -> TrainerRun:
     backend = next((name for name, word in _DISTRIBUTED.items() if word == kind), "ddp")
     if backend == "deepspeed":
         offloaded = told.get("deepspeed_config.offload_optimizer_device") == "cpu"
-        stage = int(told.get("deepspeed_config.zero_stage") or 3)
+        stated = told.get("deepspeed_config.zero_stage")
+        stage = 3 if stated is None else int(stated)
     elif backend == "fsdp2":
         offloaded = bool(told.get("fsdp_config.fsdp_offload_params"))
         stage = 3 if told.get("fsdp_config.fsdp_reshard_after_forward", True) in (True, "FULL_SHARD") else 2

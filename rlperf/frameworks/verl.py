@@ -22,6 +22,7 @@ from rlperf.frameworks.fields import (
     NEGATED,
     OPTIMIZER,
     RECOMPUTE,
+    RESHARD,
     SAME,
     SGLANG_KV_DTYPE,
     TOKENS_PER_DEVICE,
@@ -87,7 +88,6 @@ _ENGINE_TP = Unit(
 )
 _WHOLE_IN_090 = "as of 0.9.1: 0.9.0 holds gradients whole between microbatches, 4 bytes a parameter more"
 _LARGER = Unit(lambda value, run: max(int(value), run.trainer.ulysses), lambda value, _: value)
-_RESHARD = Unit(lambda value, _: 3 if value else 2, lambda value, _: value >= 3)
 _QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
 _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
 _SGLANG_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else SGLANG_KV_DTYPE.write(value, run))
@@ -139,7 +139,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.ulysses", A + "ulysses_sequence_parallel_size", backend="fsdp2", note="divides heads"),
     field("trainer.ulysses", F + "ulysses_sequence_parallel_size", _LARGER, backend="fsdp2", read_only=True),
     field("trainer.shard_size", F + "fsdp_size", zero_as(-1), "-1: all GPUs; less: HSDP", backend="fsdp2"),
-    field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, backend="fsdp2"),
+    field("trainer.zero_stage", F + "reshard_after_forward", RESHARD, backend="fsdp2"),
     field("trainer.activation_recompute", M + "enable_gradient_checkpointing", CHECKPOINTING, backend="fsdp2"),
     field("trainer.parks_optimizer", F + "optimizer_offload", note="waits on the host", backend="fsdp2"),
     field("trainer.parks_parameters", F + "param_offload", note="states wait on the host", backend="fsdp2"),

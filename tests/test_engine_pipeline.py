@@ -11,6 +11,7 @@ import pytest
 from rlperf.api import ask
 from rlperf.cost.inference import ByTokens, engine_step_cost, tabulated
 from rlperf.cost.replica import Replica, batches_in_flight
+from rlperf.frameworks.findings import engine_findings
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.engine import tabulate
 from rlperf.specs.engine_calibration import load_engine_calibration
@@ -67,6 +68,9 @@ def test_a_rollout_of_short_prompts_gains_nothing_by_stages_in_flight() -> None:
 def test_an_engine_across_nodes_costs_time_and_nothing_fails(tmp_path: Path) -> None:
     """DeepSeek-V3 has no other: an audit of its plan warned of what the planner had weighed."""
     wide = {R + "tensor_model_parallel_size": 16, "trainer.nnodes": 2}
-    found = {each.rule: each for each in _audit(tmp_path, "verl", wide).findings}
+    audited = _audit(tmp_path, "verl", wide)
+    found = {each.rule: each for each in audited.findings}
     assert found["tp_across_nodes"].severity == "hint"
     assert found["tp_across_nodes"].key == R + "tensor_model_parallel_size"
+    rack = engine_findings(audited.imported, None, domain=72)
+    assert not [each for each in rack if each.rule == "tp_across_nodes"], "NVLink joins the nodes of a rack"

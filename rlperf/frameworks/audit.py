@@ -161,7 +161,7 @@ def audit(
     if failed is not None:
         notes.append(f"not predicted: {failed}")
         findings += _no_layout(imported, failed, cache, findings)
-    findings += engine_findings(given, cache)
+    findings += engine_findings(given, cache, context.rollout_hardware.cluster.scale_up_domain)
     attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload, folder=folder)
     if predicted is not None and evaluation is not None:
         asked = within(tell, 0.1, 0.15, "what would be gained by ")

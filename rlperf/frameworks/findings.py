@@ -291,8 +291,11 @@ def _key_findings(imported: Imported) -> list[Finding]:
     return found
 
 
-def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
-    """Settings of the engine that do nothing or fight each other; no prediction needed."""
+def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) -> list[Finding]:
+    """Settings of the engine that do nothing or fight each other; no prediction needed.
+
+    ``domain``: devices that fast links of the cluster join, which may be several nodes (NVL72); 0: not known
+    """
     run = imported.run
     found = []
     longest = run.batch.longest_tokens
@@ -325,16 +328,14 @@ def engine_findings(imported: Imported, cache: Cache | None) -> list[Finding]:
         message = f"{readers} engines read prompts, and of {replicas} none is left to write"
         found.append(Finding("error", key, message, "let fewer read", "launch", imported.where(key), rule="readers"))
     found += _key_findings(imported)
-    per_node = run.devices_per_node
+    near = max(run.devices_per_node, domain)
     for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):
         width = run.value(at)
-        if width > per_node:
+        if width > near:
             key = key_of(imported, at)
-            message = (
-                f"tensor parallel {width} spans nodes of {per_node} GPUs: an all-reduce per layer over the network"
-            )
+            message = f"tensor parallel {width} spans nodes of {near} GPUs: an all-reduce per layer over the network"
             # a model that fills a node has no better: it costs time where it need not be, and nothing fails
-            advice, rule = f"at most {per_node}, where weights leave room", "tp_across_nodes"
+            advice, rule = f"at most {near}, where weights leave room", "tp_across_nodes"
             found.append(Finding("hint", key, message, advice, "never", imported.where(key), rule=rule))
     chunked = run.rollout.chunked_prefill
     # SGLang takes a longer prompt alone (managers/schedule_policy.py of 0.5.23)

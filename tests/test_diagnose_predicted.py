@@ -114,6 +114,29 @@ def test_an_asynchronous_prediction_is_explained(tmp_path: Path) -> None:
     assert explain_prediction(steps).causes is not None
 
 
+def test_a_sync_beside_which_engines_go_on_is_counted_once(tmp_path: Path) -> None:
+    """NeMo-RL's engines take weights in flight: they stand still for the swap, and explain says the plan's rl_step."""
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        JOB.format(framework="nemo_rl", mode="async", nodes=1, rollout=2, trainer=6, staleness=4).replace(
+            "s_per_step: 16", "s_per_step: 96"
+        )
+    )
+    asked = ask(path)
+    evaluation, _ = evaluate_job(asked.context, asked.facts)
+    steps = PredictedSteps.of(evaluation)
+    assert steps.steady_s < float(evaluation.rollout.steady_s[0])
+    assert steps.graph().rl_step_s() == pytest.approx(evaluation.rl_step_s, rel=1e-9)
+
+
+def test_a_mode_that_runs_ahead_is_not_advised_to_do_so(tmp_path: Path) -> None:
+    asked, _ = question(tmp_path, "one_step_off")
+    found = explain_prediction(steps_of_job(asked.context, asked.facts)[0])
+    actions = [each.action for cause in found.causes if cause.kind == "tail" for each in cause.advice]
+    assert any("asynchronous" in action for action in actions)
+    assert not any("one step off" in action for action in actions)
+
+
 def test_a_plan_is_explained_like_its_job(colocated: tuple[Question, Path], steps: PredictedSteps) -> None:
     asked, _ = colocated
     evaluation, _ = evaluate_job(asked.context, asked.facts)

@@ -17,8 +17,9 @@ from rlperf.diagnose.remedies import evened, without_long, without_tools
 from rlperf.diagnose.rollout_graph import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.timeline import execution_in, stages_of
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rl_step.modes import Execution, first_chunk_s
+from rlperf.sim.rl_step.modes import Execution, first_chunk_s, sync_pauses
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
 from rlperf.sim.rollout.apart import Apart, simulate_apart
@@ -46,8 +47,8 @@ class PredictedSteps:
     training : activities of the trainer and their seconds, in order [s] ``[rl_steps]`` each
     weight_sync_s, fixed_s : [s] ``[rl_steps]``
     mode : name of the execution mode
-    steady_s : rollout seconds per batch where the engines are refilled, what a weight sync costs them beside its own
-        seconds included [s]
+    steady_s : rollout seconds per batch where the engines are refilled, what a weight sync takes from them included
+        but for its own seconds, which follow: some of these pass beside them [s]
     group_s, chunks : of a streamed rl_step: from the start of a group to its last response [s] ``[rl_steps]``, and the
         pieces in which the batch is trained [1]
     devices : GPUs in all
@@ -96,7 +97,7 @@ class PredictedSteps:
             weight_sync_s=seconds.weight_sync_s,
             fixed_s=seconds.other_s,
             mode=evaluation.configuration.mode,
-            steady_s=float(evaluation.rollout.steady_s[0]) + _interrupted_s(evaluation),
+            steady_s=_refilled_s(evaluation),
             devices=evaluation.configuration.devices,
             group_s=evaluation.rollout.group_s,
             rl_step_s=seconds.rl_step_s,
@@ -214,14 +215,10 @@ class PredictedSteps:
         return last, now
 
 
-def _interrupted_s(evaluation: Evaluation) -> float:
-    """What a weight sync takes from engines beside its own seconds: a cache computed again, or the tail of a drain."""
-    framework, rollout = evaluation.framework.in_mode(evaluation.configuration.mode), evaluation.rollout
-    if framework.partial_rollout:
-        return float(rollout.recompute_s[0])
-    if framework.in_flight_updates:
-        return 0.0
-    return max(float(rollout.makespan_s[0] - rollout.steady_s[0]), 0.0)
+def _refilled_s(evaluation: Evaluation) -> float:
+    """R_s + p - Y of `step_seconds`: engines that take weights in flight stand still for less than the whole sync."""
+    sync, pause, _ = sync_pauses(execution_in(evaluation), stages_of(evaluation).times())
+    return max(float(evaluation.rollout.steady_s[0] + pause - sync), 0.0)
 
 
 def _limits(evaluation: Evaluation) -> EngineLimits:
@@ -244,6 +241,8 @@ def explain_prediction(
     )
     tried: dict[str, float] = {}
 
+    ahead = steps.traits.runs_ahead
+
     def better(advice: Advice) -> Advice:
         if advice.knob not in _KNOBS or steps.whole:
             return advice
@@ -256,12 +255,23 @@ def explain_prediction(
         if cause.kind in _REMOVED and not steps.whole:
             cause = simulated(cause, found.rl_step_s - _REMOVED[cause.kind](steps).graph().rl_step_s(), found.rl_step_s)
         # a prediction has nothing that broke: what stands out in it is what the configuration pays
-        turned = (better(advice) for advice in cause.advice)
+        advices = (_further(a) if ahead and cause.kind in _LONG else a for a in cause.advice)
+        turned = (better(advice) for advice in advices)
         # a knob that was turned and won nothing is no advice
         least = NO_GAIN * found.rl_step_s
         worth = tuple(a for a in turned if a.predicted_by != "simulation" or (a.gain_s or 0.0) > least)
         causes.append(replace(cause, nature="structure", advice=worth))
     return replace(found, causes=ranked([c for c in causes if c.share >= floor]))
+
+
+_LONG = ("tail", "long_trajectory")
+
+
+def _further(advice: Advice) -> Advice:
+    """Where training runs beside the rollout already, what is left of staleness."""
+    if advice.knob != "staleness":
+        return advice
+    return replace(advice, action="asynchronous: engines go on with other prompts before a batch has ended")
 
 
 def _again(

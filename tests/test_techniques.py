@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -145,9 +146,21 @@ def test_products_of_training_in_8_bits_have_a_key_of_their_own_or_are_refused(t
     assert import_config([tmp_path / "n.yaml"], "nemo_rl").run.trainer.compute_dtype == "fp8"
 
 
-def test_a_trainer_without_a_unit_for_four_bits_is_refused() -> None:
-    pools = [{"role": "trainer", "settings": {"compute_dtype": "nvfp4"}}]
+@pytest.mark.parametrize(
+    ("cluster", "role", "dtype", "why"),
+    [
+        ("dgx_h100", "trainer", "nvfp4", "h100_sxm multiplies no nvfp4: it has no unit for four bits"),
+        ("dgx_a100", "trainer", "fp8", "a100_80g_sxm multiplies no fp8: it has no unit for eight bits"),
+        ("dgx_a100", "rollout", "fp8", ""),  # weights alone, widened as they are read
+        ("mi355x_node", "rollout", "nvfp4", "mi355x multiplies no nvfp4: it has no unit for its scales"),
+        ("mi355x_node", "rollout", "w4a4_mxfp4", ""),
+    ],
+)
+def test_products_that_a_device_has_no_unit_for_are_refused(cluster: str, role: str, dtype: str, why: str) -> None:
+    """Training in fp8 on A100 was planned at the rate of bf16."""
+    name = "rollout_dtype" if role == "rollout" else "compute_dtype"
+    pools = [{"role": role, "settings": {name: dtype}}]
     tasks = [{"name": "t", "workload": "math", "prompts_per_step": 16, "max_response_tokens": 1024}]
     job = {"architecture": "Qwen3-8B", "nodes": 1, "framework": "nemo_rl", "tasks": tasks, "pools": pools}
-    with pytest.raises(SpecError, match="h100_sxm multiplies no nvfp4"):
-        resolve(Job.model_validate({**job, "cluster": "dgx_h100"}))
+    with pytest.raises(SpecError, match=why) if why else nullcontext():
+        resolve(Job.model_validate({**job, "cluster": cluster}))

@@ -126,19 +126,37 @@ def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]
 
 
 def _without_unit(job: Job, role: str, device: Device, document: Document | None) -> list[Problem]:
-    """Products in four bits, or with scales of blocks, that a pool states and its device has no unit for."""
+    """Products that a pool states and its device has no unit for."""
     found = []
     for index, pool in enumerate(job.pools):
         name = "rollout_dtype" if role == "rollout" else "compute_dtype"
         stated = getattr(pool.settings, name) if pool.role == role else None
         for word in (stated,) if isinstance(stated, str) else stated or ():
-            if word in DTYPES and "fp4" in (DTYPES[word].peak, DTYPES[word].unit) and device.peaks.fp4 is None:
-                lacks, hint = "four bits", "fp8 where it has that; int4_wo or mxfp4 keep the weights alone in four bits"
-                if DTYPES[word].unit:
-                    lacks, hint = "scales of 32 values", "fp8, or fp8_block, where it has that"
+            if (lacking := _lacking(word, role, device)) is not None:
+                lacks, hint = lacking
                 message = f"{device.name} multiplies no {word}: it has no unit for {lacks}"
                 found.append(_Where(document, "pools", index)(message, hint, "settings", name))
     return found
+
+
+def _lacking(word: str, role: str, device: Device) -> tuple[str, str] | None:
+    """(what its unit would be for, what to state instead) of a dtype that a device does not multiply.
+
+    Engines keep weights in 8 bits where the device multiplies none, and widen them as they read; a trainer has no such
+    kernels. The scales of nvfp4 (8-bit floats, one for 16 values) are NVIDIA's alone.
+    """
+    dtype = DTYPES.get(word)
+    if dtype is None:
+        return None
+    if "fp4" in (dtype.peak, dtype.unit) and device.peaks.fp4 is None:
+        if dtype.unit:
+            return "scales of 32 values", "fp8, or fp8_block, where it has that"
+        return "four bits", "fp8 where it has that; int4_wo or mxfp4 keep the weights alone in four bits"
+    if word == "nvfp4" and device.vendor != "NVIDIA":
+        return "its scales of 16 values", "w4a4_mxfp4 has scales of 32"
+    if role != "rollout" and dtype.peak == "fp8" and device.peaks.fp8 is None:
+        return "eight bits", "leave it out: its trainer runs bf16"
+    return None
 
 
 def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, problem: _Where) -> list[Problem]:

@@ -79,6 +79,22 @@ def test_preemption_recomputes() -> None:
     assert timeline.segments.recomputed.sum() == 8
 
 
+def test_contexts_evicted_while_their_tools_run_are_computed_again() -> None:
+    """A context of 32 tokens waits for its tool; another of up to 64 needs one of its blocks, or has room beside it."""
+    turns = Trajectories(
+        prompt_tokens=np.array([17, 33, 33]), response_tokens=np.array([16, 1, 31]),
+        tool_latency_s=np.array([20.0, 0, 0]), offsets=np.array([0, 2, 3]), group=np.array([0, 1]),
+        arrival_s=np.array([0.0, 16.5]),
+    )  # fmt: skip
+    tight, roomy = (
+        simulate_replica(turns, SECOND, EngineLimits(tokens, max_running=8, block_tokens=16, watermark=0.0))
+        for tokens in (80, 128)
+    )
+    assert tight.preemptions == roomy.preemptions == 0
+    assert (tight.hit_tokens, tight.segments.recomputed.sum()) == (16, 16)
+    assert (roomy.hit_tokens, roomy.segments.recomputed.sum()) == (32, 0)
+
+
 def test_prefix_caching_within_a_group_and_across_turns() -> None:
     turns = Trajectories(
         prompt_tokens=np.array([33, 33, 80]), response_tokens=np.array([5, 15, 2]),

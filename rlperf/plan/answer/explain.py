@@ -27,7 +27,7 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
         ("tail", "tail: the longest responses run in a nearly empty batch"),
         ("imbalance", "imbalance: replicas wait for the slowest one"),
         ("tool_wait", "tools: engines wait for tool answers"),
-        ("preemption", "KV cache: requests are preempted and recomputed"),
+        ("preemption", "KV cache: what was evicted is computed again"),
     ):
         lost = lost_by.get(cause, 0.0) * of_step
         if lost >= NOTEWORTHY:

@@ -322,7 +322,7 @@ def _machines(context: Context) -> tuple[Hardware, ...]:
 
 
 WORTH_A_WORD = 0.01
-"""Share of a rollout from which requests that are evicted and prefilled again are advised against [1]."""
+"""Share of a rollout from which computing again what was evicted is advised against [1]."""
 
 
 def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], stated: PoolSpec) -> list[str]:
@@ -337,12 +337,12 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
         held = evaluation.critic_held if role == "critic" else evaluation.held
         knob = _engine_knob(use) if role == "rollout" or held is None else _trainer_knob(evaluation, use, held)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
-    preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
-    share = _lost_share(evaluation, "preemption") if preempted else 0.0
+    share = _lost_share(evaluation, "preemption")
     if share >= WORTH_A_WORD:
+        preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
         each = preempted / len(evaluation.rollouts) * evaluation.replicas.writers
-        taken = f"{each:,.0f} preemptions per rl_step take {100 * share:.1f} % of the rollout"
-        found.append(f"{taken}: {_against_preemption(stated)}")
+        what = f"{each:,.0f} preemptions per rl_step" if each >= 1.0 else "contexts evicted while their tools ran"
+        found.append(f"{what} take {100 * share:.1f} % of the rollout: {_against_preemption(stated)}")
     return found
 
 

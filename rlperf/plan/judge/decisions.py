@@ -17,8 +17,9 @@ import numpy as np
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.budgets import next_budgets, scored_apart
-from rlperf.plan.judge.engine_cache import with_more_cache
+from rlperf.plan.judge.engine_cache import with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.finalists import NEAR, finalists_of
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
@@ -39,18 +40,10 @@ from rlperf.told import Tell, quiet, within
 
 JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
-FASTEST = 3
-"""Finalists that are fastest by themselves, however far off the beaten path: what a bold plan would be."""
-ALIKE_BUT = {"activation_recompute": "none", "offload": "none", "microbatch": 1}
-"""What layouts of one grid may differ in."""
-ALIKE = 3
-"""Best candidates that are judged although another of their grid is."""
 BESIDE = 8
 """Candidates that are judged after the finalists, with the engines or the trainer that judged best."""
 TUNED = 2
 """Candidates that judge best, of which other token budgets are judged last."""
-NEAR = 1.03
-"""How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
 
 HALF = 0.5
 """Of a piece of work that is worth another process (`over_cores`): a task is screened, then judged."""
@@ -173,7 +166,7 @@ def _judged_task(
     judge, screenings = Judge(context, screened.task), screened.screenings
     each = 1.0 / len(screenings)
     share = max(JUDGED // len(screenings), 3)
-    own = (c for one in screenings for c in _finalists(context, one.found, share))
+    own = (c for one in screenings for c in finalists_of(context, one.found, share))
     finalists = list(dict.fromkeys([*own, *shared]))
     judged = [
         _evaluations(judge, one.demands, finalists, facts, within(tell, each * number, each))
@@ -252,9 +245,9 @@ def _evaluations(
 ) -> tuple[Evaluation, ...]:  # fmt: skip
     """The finalists judged on one group of rl_steps, but for other groups' whose maximum length cuts too much here.
 
-    Behind them larger caches where engines preempt; uneven pipeline stages and scoring budgets of their own, where a
-    framework states them. What these make of two finalists may be one configuration, or one judged ``before``: each
-    stands there once, so that no plan is its own runner-up.
+    Behind them larger caches where engines compute again what they evicted; uneven pipeline stages and scoring budgets
+    of their own, where a framework states them. What these make of two finalists may be one configuration, or one
+    judged ``before``: each stands there once, so that no plan is its own runner-up.
     """
     of_batch = {demand.batch: demand for demand in demands if not truncates(judge.context, demand)}
     found = {evaluation.configuration: evaluation for evaluation in before}
@@ -267,58 +260,13 @@ def _evaluations(
     for number, configuration in enumerate(c for c in finalists if c.batch in of_batch):
         tell(number / len(finalists), "judging")
         judged([configuration])
+    judged(with_parked_trainer(judge, evaluation) for evaluation in [*found.values()][len(before) :])
     judged(with_more_cache(judge, evaluation) for evaluation in [*found.values()][len(before) :])
     if facts is not None and facts.states_stages:
         judged(judge.staged(evaluation) for evaluation in [*found.values()][len(before) :])
     if facts is not None and facts.states_scoring:
         judged(scored_apart(judge, evaluation) for evaluation in [*found.values()][len(before) :])
     return tuple(found.values())
-
-
-def _finalists(context: Context, screened: Screened, share: int) -> list[Configuration]:
-    """The best ``share`` candidates and the fastest by themselves; some of every mode, trainer backend and
-    over-provisioning, or of rival tasks every device count.
-
-    Closed forms are off by the number of trainer replicas, which wait for each other (a single one waits for none): the
-    best of each number is heard too, where it is near.
-    """
-    kept: dict[tuple[int, float], list[Configuration]] = {}
-    apart = context.job.sharing == "devices"
-    for configuration in screened.configurations:
-        key = (configuration.devices if apart else 0, configuration.batch.over_provision)
-        kept.setdefault(key, []).append(configuration)
-    each = 3 if apart else max(share // max(len(kept), 1), 3)
-    best = [c for found in kept.values() for c in _of_each_grid(found, share if len(kept) == 1 else each)]
-    if apart:
-        return best
-    kinds: dict[tuple[str, str | None], list[Configuration]] = {}
-    variants: dict[tuple[object, ...], list[Configuration]] = {}
-    for configuration in screened.configurations:
-        variants.setdefault(configuration.variant, []).append(configuration)
-        backend = configuration.pool("trainer").settings.backend
-        kinds.setdefault((configuration.mode, backend), []).append(configuration)
-    # what is open is judged as if it were stated: an open precision is no worse than any of its values
-    best += [c for found in variants.values() for c in _of_each_grid(found, share if len(variants) > 1 else 0)]
-    best += [c for found in _beside_the_best(screened.configurations) for c in _of_each_grid(found, share)]
-    fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
-    near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
-            if priced <= NEAR * screened.priced[0]]  # fmt: skip
-    replicas: dict[int, Configuration] = {}
-    for configuration in near:
-        replicas.setdefault(configuration.pool("trainer").layout.data_parallel, configuration)
-    rest = (c for found in kinds.values() for c in found[:3])
-    return list(dict.fromkeys([*best, *rest, *fastest, *replicas.values(), *_of_each_recompute(near)]))
-
-
-def _beside_the_best(found: Sequence[Configuration]) -> list[list[Configuration]]:
-    """Candidates that have the best one's engines, and those that have its trainer.
-
-    What is open in one pool takes no place from the other: trainers are judged as if the engines were stated.
-    """
-    first = found[0]
-    same = [c for c in found if (c.mode, c.batch) == (first.mode, first.batch)]
-    roles: tuple[Role, ...] = ("rollout", "trainer")
-    return [[c for c in same if c.pool(role) == first.pool(role)] for role in roles]
 
 
 def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> list[Evaluation]:
@@ -342,38 +290,6 @@ def _beside_the_judged(
     roles: tuple[Role, ...] = ("rollout", "trainer")
     beside = (c for role in roles for c in near if c.pool(role).layout == best.pool(role).layout and c not in seen)
     return list(dict.fromkeys(beside))[:BESIDE]
-
-
-def _of_each_grid(found: list[Configuration], most: int) -> list[Configuration]:
-    """The best candidate of each of the ``most`` best grids, and the few best of all whatever they differ in.
-
-    What differs in recompute, offload or token budget alone differs in events as it does in closed forms; were all of
-    it judged, an open recompute would leave a third of the places to grids.
-    """
-    grids: dict[tuple[object, ...], Configuration] = {}
-    for configuration in found:
-        grids.setdefault(_grid(configuration), configuration)
-    return [*[*grids.values()][:most], *found[: min(ALIKE, most)]]
-
-
-def _of_each_recompute(found: list[Configuration]) -> list[Configuration]:
-    """Of the few best grids the best candidate of each recompute.
-
-    Closed forms score with the budget of training, and judged candidates with one of their own: what keeps activations
-    trains by small microbatches and is only level with what recomputes once it scores by larger ones.
-    """
-    grids: dict[tuple[object, ...], dict[object, Configuration]] = {}
-    for configuration in found:
-        own = grids.setdefault(_grid(configuration), {})
-        own.setdefault(configuration.pool("trainer").layout.activation_recompute, configuration)
-    return [configuration for own in [*grids.values()][:ALIKE] for configuration in own.values()]
-
-
-def _grid(configuration: Configuration) -> tuple[object, ...]:
-    """What candidates of one grid have in common."""
-    trainer, rollout = configuration.pool("trainer"), configuration.pool("rollout")
-    degrees = trainer.layout.model_copy(update=ALIKE_BUT)
-    return configuration.mode, configuration.batch, rollout.layout, trainer.settings.backend, degrees
 
 
 def _demands(

@@ -56,6 +56,10 @@ class BlockCache:
             left += min(self.own_left[i], (tokens - 1) // self.block - shared)
         return left * self.block
 
+    def kept_of(self, computed: int) -> int:
+        """Tokens of a context of ``computed`` that stay for its next turn unless they are evicted: whole blocks."""
+        return computed - computed % self.block if self.sharing and self.recorded is None else 0
+
     def blocks_to_admit(self, i: int, tokens: int) -> int:
         """Blocks that admitting a context of ``tokens`` adds to the held ones."""
         g = self.group[i]

@@ -156,7 +156,6 @@ class EventEngine:
             turn = self.turn[i]
             self.arrival[turn] = t
             self.known[i] = self.prompt[turn]
-            self.lost[i] = 0
             self.waiting.append(i)
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -372,7 +371,9 @@ class EventEngine:
             self.finish[turn] = now
             del self.running[i]
             resumes = turn < self.last_turn[i]
-            self._release(i, self.prompt[turn] + self.response[turn] - 1, resumes)
+            computed = self.prompt[turn] + self.response[turn] - 1
+            self._release(i, computed, resumes)
+            self.lost[i] = self.cache.kept_of(computed)
             if resumes:
                 self.turn[i] = turn + 1
                 self.open_turns -= 1

@@ -104,6 +104,11 @@ class RolloutResult:
         """Of all replicas."""
         return sum(t.preemptions for t in self.timelines)
 
+    @property
+    def short_of_cache(self) -> bool:
+        """Whether what was computed was evicted and computed again: a request's, or a context's that waited."""
+        return bool(self.preemptions) or any(t.segments.recomputed.any() for t in self.timelines)
+
 
 def simulate_rollout(
     trajectories: Trajectories,

@@ -23,7 +23,8 @@ class Segments:
     keys : cached tokens read by all its decodes [tokens]
     prefill_tokens, prefill_pairs, prefill_requests : of its prefill (0 in a decode-only run)
     stalled : requests that were ready to decode but waited for a prefill that went first
-    recomputed : of prefill_tokens, those computed before and lost to a preemption [tokens]
+    recomputed : of prefill_tokens, those computed before and lost: to a preemption, or because the cache was full
+        while a tool ran [tokens]
     held_tokens : capacity of the blocks that running requests hold at its begin [tokens]
     """
 

@@ -1,0 +1,99 @@
+"""Which screened candidates the event simulator hears: the best, and some of every kind that closed forms misjudge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlperf.plan.question.context import Context
+from rlperf.plan.search.configuration import Configuration
+from rlperf.plan.search.screen import Screened
+from rlperf.specs.pool import Role
+
+FASTEST = 3
+"""Finalists that are fastest by themselves, however far off the beaten path: what a bold plan would be."""
+ALIKE_BUT = {"activation_recompute": "none", "offload": "none", "microbatch": 1}
+"""What layouts of one grid may differ in."""
+ALIKE = 3
+"""Best candidates that are judged although another of their grid is."""
+NEAR = 1.03
+"""How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
+
+
+def finalists_of(context: Context, screened: Screened, share: int) -> list[Configuration]:
+    """The best ``share`` candidates and the fastest by themselves; some of every mode, trainer backend and
+    over-provisioning, or of rival tasks every device count.
+
+    Closed forms are off by the number of trainer replicas, which wait for each other (a single one waits for none): the
+    best of each number is heard too, where it is near.
+    """
+    kept: dict[tuple[int, float], list[Configuration]] = {}
+    apart = context.job.sharing == "devices"
+    for configuration in screened.configurations:
+        key = (configuration.devices if apart else 0, configuration.batch.over_provision)
+        kept.setdefault(key, []).append(configuration)
+    each = 3 if apart else max(share // max(len(kept), 1), 3)
+    best = [c for found in kept.values() for c in _of_each_grid(found, share if len(kept) == 1 else each)]
+    if apart:
+        return best
+    kinds: dict[tuple[str, str | None], list[Configuration]] = {}
+    variants: dict[tuple[object, ...], list[Configuration]] = {}
+    for configuration in screened.configurations:
+        variants.setdefault(configuration.variant, []).append(configuration)
+        backend = configuration.pool("trainer").settings.backend
+        kinds.setdefault((configuration.mode, backend), []).append(configuration)
+    # what is open is judged as if it were stated: an open precision is no worse than any of its values
+    best += [c for found in variants.values() for c in _of_each_grid(found, share if len(variants) > 1 else 0)]
+    best += [c for found in _beside_the_best(screened.configurations) for c in _of_each_grid(found, share)]
+    fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
+    near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
+            if priced <= NEAR * screened.priced[0]]  # fmt: skip
+    replicas: dict[int, Configuration] = {}
+    for configuration in near:
+        replicas.setdefault(configuration.pool("trainer").layout.data_parallel, configuration)
+    rest = (c for found in kinds.values() for c in found[:3])
+    return list(dict.fromkeys([*best, *rest, *fastest, *replicas.values(), *_of_each_recompute(near)]))
+
+
+def _beside_the_best(found: Sequence[Configuration]) -> list[list[Configuration]]:
+    """Candidates that have the best one's engines, and those that have its trainer.
+
+    What is open in one pool takes no place from the other: trainers are judged as if the engines were stated.
+    """
+    first = found[0]
+    same = [c for c in found if (c.mode, c.batch) == (first.mode, first.batch)]
+    roles: tuple[Role, ...] = ("rollout", "trainer")
+    return [[c for c in same if c.pool(role) == first.pool(role)] for role in roles]
+
+
+def _of_each_grid(found: list[Configuration], most: int) -> list[Configuration]:
+    """The best candidate of each of the ``most`` best grids, and the few best of all whatever they differ in.
+
+    What differs in recompute, offload or token budget alone differs in events as it does in closed forms; were all of
+    it judged, an open recompute would leave a third of the places to grids.
+    """
+    grids: dict[tuple[object, ...], Configuration] = {}
+    for configuration in found:
+        grids.setdefault(_grid(configuration), configuration)
+    return [*[*grids.values()][:most], *found[: min(ALIKE, most)]]
+
+
+def _of_each_recompute(found: list[Configuration]) -> list[Configuration]:
+    """Of the few best grids the best candidate of each recompute.
+
+    Closed forms score with the budget of training, and judged candidates with one of their own: what keeps activations
+    trains by small microbatches and is only level with what recomputes once it scores by larger ones.
+    """
+    grids: dict[tuple[object, ...], dict[object, Configuration]] = {}
+    for configuration in found:
+        own = grids.setdefault(_grid(configuration), {})
+        own.setdefault(configuration.pool("trainer").layout.activation_recompute, configuration)
+    return [configuration for own in [*grids.values()][:ALIKE] for configuration in own.values()]
+
+
+def _grid(configuration: Configuration) -> tuple[object, ...]:
+    """What candidates of one grid have in common."""
+    trainer, rollout = configuration.pool("trainer"), configuration.pool("rollout")
+    degrees = trainer.layout.model_copy(update=ALIKE_BUT)
+    return configuration.mode, configuration.batch, rollout.layout, trainer.settings.backend, degrees

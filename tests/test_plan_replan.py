@@ -15,7 +15,7 @@ from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.stage_factors import StageFactor
+from rlperf.plan.judge.stage_factors import Errors, StageFactor
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.replan import Replan, replan_job
@@ -180,6 +180,14 @@ def test_few_rl_steps_leave_the_factor_near_one() -> None:
     assert 1.0 < one.value < 1.08 < many.value < np.exp(0.3)
     assert one.sigma > many.sigma
     assert StageFactor("rollout", 0.3, 0.2, 0, 0.1).value == 1.0
+
+
+def test_a_rollout_that_is_broken_recommends_no_layout_for_being_another() -> None:
+    """2.5 times the prediction is no error that predictions have: other layouts are expected to take as long."""
+    small, broken = (StageFactor("rollout", np.log(ratio), 0.03, 5, 0.15) for ratio in (1.2, 2.5))
+    usual, alike = (Errors.expected((each,)) for each in (small, broken))
+    assert usual.other["rollout"] < 0.6 * usual.ran["rollout"]
+    assert alike.other["rollout"] == alike.ran["rollout"]
 
 
 def test_refuses_what_it_cannot_answer(wide: Run) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.layout import FloatArray
-from rlperf.specs.stage_spread import STAGES, LogPrior
+from rlperf.specs.stage_spread import STAGES, SURPRISE, LogPrior
 
 WHOLE = "rl_step"
 """What all stages make together, by the mode; where a log states no stage it is all there is."""
@@ -33,8 +33,6 @@ Simulator = Callable[[Mapping[str, float], Mapping[str, float]], Seconds]
 STEP = 0.1
 """Change of a logarithm over which slopes are taken [1]."""
 ROUNDS = 3
-SURPRISE = 2.5
-"""Standard deviations of a prediction beyond which a miss is no matter of a cluster: what it is, no other has."""
 NOISE_WEIGHT = 2.0
 """rl_steps that the assumed noise counts for beside the log's own scatter."""
 

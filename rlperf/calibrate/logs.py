@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import yaml
 
-from rlperf.calibrate.log_model import SURPRISE, WHOLE, Posterior, Seconds, posterior
+from rlperf.calibrate.log_model import WHOLE, Posterior, Seconds, posterior
 from rlperf.calibrate.log_stages import CONSTANTS, LEAST_S, Simulated, measured_stages, prior_widths
 from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.errors import Problem, SpecError
@@ -22,7 +22,7 @@ from rlperf.plan.question.context import Context
 from rlperf.specs.calibration import Z95
 from rlperf.specs.overhead import Provenance
 from rlperf.specs.rl_calibration import FrameworkCalibration
-from rlperf.specs.stage_spread import BANDS, STAGES, LogPrior, StageSpread, load_log_prior
+from rlperf.specs.stage_spread import BANDS, STAGES, SURPRISE, LogPrior, StageSpread, load_log_prior
 from rlperf.specs.step_log import StepLog
 from rlperf.workload.lengths import LengthTable
 

@@ -14,6 +14,8 @@ STAGES = ("rollout", "scoring", "training", "weight_sync", "rest")
 """Stages with an error of their own; ``rest`` is what lies in none of the others."""
 BANDS = ("rollout", "scoring", "training")
 """Stages with a band in `StageSpread`; the others' stand with their constants."""
+SURPRISE = 2.5
+"""Standard deviations of a prediction beyond which a miss is no matter of a cluster: what it is, no other has."""
 
 
 class StageSpread(Frozen):

@@ -14,6 +14,10 @@ conditioning)
    e_{c'} \mid e_c \sim N(\rho e_c, (1 - \rho^2)\, \sigma^2)
 
 so that few or noisy rl_steps leave the factor near 1, and another layout takes over only the shared part.
+
+That holds of errors that predictions have. Where m is more than `SURPRISE` of its standard deviations
+:math:`\sqrt{\sigma^2 + v}` off, something else is the matter (a node, a setting), and no layout is known to be free of
+it: then :math:`\rho = 1`, and all layouts are expected to take as many times their seconds.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.specs.modes import MODES
+from rlperf.specs.stage_spread import SURPRISE
 from rlperf.specs.step_log import StepLog
 
 STAGES = ("rollout", "scoring", "training", "weight_sync")
@@ -55,11 +60,28 @@ class StageFactor:
     prior: float
 
     @property
+    def variance(self) -> float:
+        """Of the median before the log was read, sigma^2 + v."""
+        return self.prior**2 + np.pi / 2.0 * self.noise**2 / max(self.rl_steps, 1)
+
+    @property
     def weight(self) -> float:
         """Share of the log's word in the estimate, sigma^2 / (sigma^2 + v)."""
-        if self.rl_steps == 0 or self.prior == 0.0:
-            return 0.0
-        return self.prior**2 / (self.prior**2 + np.pi / 2.0 * self.noise**2 / self.rl_steps)
+        return self.prior**2 / self.variance if self.rl_steps and self.prior else 0.0
+
+    @property
+    def surprise(self) -> float:
+        """How far the median is from the prediction, in standard deviations of that.
+
+        >>> round(StageFactor("rollout", 0.9, 0.05, 20, 0.1).surprise, 1)
+        8.9
+        """
+        return self.log_ratio / float(np.sqrt(self.variance)) if self.weight else 0.0
+
+    @property
+    def shared(self) -> float:
+        """Correlation of the error with that of another layout; whole where it is none that predictions have."""
+        return 1.0 if abs(self.surprise) > SURPRISE else SHARED[self.stage]
 
     @property
     def mean(self) -> float:
@@ -123,15 +145,15 @@ class Errors:
         for factor in factors:
             one, two = random.standard_normal((2, draws))
             ran[factor.stage] = factor.mean + factor.sigma * one
-            both = SHARED[factor.stage]
-            other[factor.stage] = both * ran[factor.stage] + np.sqrt(1.0 - both**2) * factor.prior * two
+            own = np.sqrt(1.0 - SHARED[factor.stage] ** 2) * factor.prior
+            other[factor.stage] = factor.shared * ran[factor.stage] + own * two
         return cls(factors, ran, other)
 
     @classmethod
     def expected(cls, factors: tuple[StageFactor, ...]) -> Errors:
         """One draw: the medians."""
         ran = {factor.stage: np.array([factor.mean]) for factor in factors}
-        return cls(factors, ran, {stage: SHARED[stage] * value for stage, value in ran.items()})
+        return cls(factors, ran, {factor.stage: factor.shared * ran[factor.stage] for factor in factors})
 
     def of(self, evaluation: Evaluation, running: Evaluation) -> dict[str, FloatArray]:
         """Factors of a layout: stages that take as long as in the running one are that stage."""

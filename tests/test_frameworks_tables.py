@@ -193,6 +193,13 @@ def test_rules_ask_what_a_run_says(framework: str) -> None:
             assert hasattr(groups[group], name), (rule.id, group, name)
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_stages_are_planned_uneven_where_a_key_states_them(framework: str) -> None:
+    """Else stating the layers of the last stage beats the plan: 12 % of the updates of an 8B model on PP3 in verl."""
+    stated = {each.at for each in adapter_of(framework).fields}
+    assert framework_facts(framework).states_stages == (ref("trainer.last_stage_layers") in stated)
+
+
 def test_every_repository_is_read_as_the_architecture_that_it_was_written_for() -> None:
     """No two have one: of a checkpoint only the architecture that its name looks like is read."""
     names = profile_names("architectures")

@@ -6,7 +6,7 @@ becomes ``actor.micro_batch_size`` (config.py:1204), ``runner.max_tokens_per_mbs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.frameworks.adapter import Emission, Limitation, Source
@@ -39,13 +39,13 @@ from rlperf.frameworks.nearest import (
     without_ulysses,
 )
 from rlperf.frameworks.phases import enough_epochs
+from rlperf.frameworks.rlinf_placement import PLACED, grouped, placements, ranks_of
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.writing import comment, hydra_value, script, shell_word, yaml_scalar
 
 M, F, A = "actor.model.", "actor.fsdp_config.", "algorithm."
 SAMPLING = "rollout.sampling_params"
 """Where it is stated, SGLang's worker reads it whole and leaves algorithm.sampling_params (sglang_worker.py:73)."""
-PLACED = "cluster.component_placement"
 APART = ("inference", "actor_inference", "critic", "critic_inference")
 """Components that rlperf places nowhere of their own."""
 
@@ -357,8 +357,8 @@ def _longest(run: Run) -> int | None:
 
 def _read_rest(run: Run, flat: Flat) -> Run:
     """Devices, mode, and what rules ask."""
-    nodes, placed, run = int(flat.get("cluster.num_nodes") or 1), _placements(flat), _read_response(run, flat)
-    actor, rollout, _ = ordered = [_ranks(placed, role, 8 * nodes) for role in ("actor", "rollout", "reward")]
+    nodes, placed, run = int(flat.get("cluster.num_nodes") or 1), placements(flat), _read_response(run, flat)
+    actor, rollout, _ = ordered = [ranks_of(placed, role, 8 * nodes) for role in ("actor", "rollout", "reward")]
     missing = [f"{PLACED}.{role}" for role, ranks in (("actor", actor), ("rollout", rollout)) if not ranks]
     shares = actor == rollout
     both = {*actor, *rollout} or {0}
@@ -396,48 +396,9 @@ def _read_rest(run: Run, flat: Flat) -> Run:
     )
 
 
-def _placements(flat: Flat) -> dict[str, str]:
-    """Component -> its ranks of GPUs as they are stated: ``actor,rollout: 0-7``, or a map with a node group."""
-    found: dict[str, str] = {}
-    for key, value in flat.items():
-        if key.startswith(PLACED + ".") and value is not None:
-            names = key.removeprefix(PLACED + ".")
-            group, _, part = names.rpartition(".")
-            if part == "placement":
-                names = group
-            elif part == "node_group" and group:
-                continue
-            found |= {name.strip(): str(value) for name in names.split(",")}
-    return found
-
-
-def _grouped(flat: Flat) -> list[str]:
-    """Placements in a group of nodes other than ``cluster``, which is RLinf's own word for all (scheduler/node.py)."""
-    own = (key for key in flat if key.startswith(PLACED + ".") and key.endswith(".node_group"))
-    return [key for key in own if flat[key] not in (None, "cluster")]
-
-
-def _ranks(placed: Mapping[str, str], role: str, devices: int) -> tuple[int, ...]:
-    """Ranks of GPUs of a component as they are named: ``0-3``, ``all``, ``0-3:0-7,5``; behind a colon are processes."""
-    stated, ranks = placed.get(role, ""), list[int]()
-    for part in filter(None, (each.partition(":")[0].strip() for each in stated.split(","))):
-        first, dash, last = part.partition("-")
-        if part == "all":
-            ranks += range(devices)
-        elif first.isdecimal() and (last.isdecimal() and int(last) >= int(first) if dash else not last):
-            ranks += range(int(first), min(int(last or first), int(first) + _MOST) + 1)
-        else:
-            raise ValueError(f"{PLACED}: {role}: {stated!r} is no range of ranks")
-    return tuple(ranks)
-
-
-_MOST = 1 << 20
-"""Ranks of one range beyond which none is real."""
-
-
 def _unread(flat: Flat) -> list[str]:
     """What a file states that no job of rlperf says."""
-    placed = _placements(flat)
+    placed = placements(flat)
     one = flat.get("actor.training_backend") == "fsdp" and flat.get(F + "strategy") != "fsdp2"
     hybrid = one and flat.get(F + "sharding_strategy") == "hybrid_shard"
     refused: list[tuple[str, Value, str]] = [
@@ -448,7 +409,7 @@ def _unread(flat: Flat) -> list[str]:
         (M + "is_lora", flat.get(M + "is_lora"), "rlperf reads no adapters of RLinf"),
         (F + "sharding_strategy", hybrid, "rlperf reads no sharding within groups of GPUs"),
     ]
-    refused += [(key, True, "ranks count within the group, which rlperf does not resolve") for key in _grouped(flat)]
+    refused += [(key, True, "ranks count within the group, which rlperf does not resolve") for key in grouped(flat)]
     found = [f"{key}: {yaml_scalar(flat.get(key))} ({why})" for key, states, why in refused if states]
     return found + [f"{PLACED}.{name}: {placed[name]} (GPUs of its own)" for name in APART if name in placed]
 

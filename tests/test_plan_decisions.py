@@ -153,9 +153,11 @@ def test_infeasible_limits_name_what_to_relax() -> None:
     with pytest.raises(InfeasibleError, match="without the limit on step it is feasible") as caught:
         plan_job(job(limits={"step": "1 ms"}))
     assert caught.value.exit_code == 1
-    both = job(limits={"step": "1 ms", "usd_per_step": "0.000001 USD"}, price="2 USD/h")
-    with pytest.raises(InfeasibleError, match="without the limits on step and usd_per_step"):
+    limits = {"step": "1 ms", "usd_per_step": "0.000001 USD"}
+    both = job(nodes=2, limits=limits, price="2 USD/h", pools=[trainer(1)])
+    with pytest.raises(InfeasibleError, match="without the limits on step and usd_per_step") as caught:
         plan_job(both)
+    assert str(caught.value).count("the fastest rl_step") == 1  # of all splits, not of each
 
 
 def test_a_limit_of_money_asks_for_few_devices_too() -> None:

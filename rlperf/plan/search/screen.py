@@ -190,7 +190,7 @@ def _kept(context: Context, parts: list[_Part], demands: tuple[Demand, ...], kee
         candidates=tally.candidates,
         combinations=tally.combinations,
         rejected=tally.rejected,
-        misses=tuple(dict.fromkeys(tally.misses)),
+        misses=tally.told(),
     )
 
 

@@ -12,8 +12,10 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limit
-from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.units import human_seconds, human_usd
+
+_Limited = tuple[float, float | None, int]
 
 
 @dataclass(eq=False)
@@ -25,12 +27,14 @@ class Tally:
     candidates, rejected : columns and pairs that were refused or costed one by one, and how many fell to what
     combinations : whole configurations among which the best is found
     misses : nearest misses in words
+    limited : of a batch the fastest and the cheapest rl_step that limits alone refuse, (seconds, USD, devices)
     """
 
     candidates: int = 0
     combinations: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     misses: list[str] = field(default_factory=list)
+    limited: dict[Batch, tuple[_Limited, _Limited]] = field(default_factory=dict)
 
     def truncated(self, context: Context, demand: Demand) -> None:
         """A batch that cuts too many responses, whatever the layout."""
@@ -60,14 +64,28 @@ class Tally:
             ruled = bool(len(pairs.flags)) and bool(np.all(pairs.flags & int(Reject.FRAMEWORK)))
             why = "the framework refuses them together" if ruled else "not together"
             self.misses.append(f"engine and trainer fit the device each alone, but {why}")
-        elif (pairs.flags[costed] != 0).any():
-            batch, least = source.demand.batch, pairs.rl_step_s[costed].min()
-            fastest = f"the fastest rl_step of {batch.prompts} x {batch.group_size}"
-            taken, usd_per_s = float(least), source.split.usage(source.context).usd_per_s
-            words = f"{fastest} takes {human_seconds(taken)}"
-            if source.context.job.limits.usd_per_step is not None and usd_per_s is not None:
-                words += f" and {human_usd(taken * usd_per_s)} USD on {source.split.total} devices"
-            self.misses.append(words)
+        elif (limited := costed & (pairs.flags == int(Reject.LIMIT))).any():
+            self._limited(source, float(pairs.rl_step_s[limited].min()))
+
+    def _limited(self, source: SplitColumns, taken: float) -> None:
+        """An rl_step that limits alone refuse; of those of a batch the fastest and the cheapest are told."""
+        batch, usd_per_s = source.demand.batch, source.split.usage(source.context).usd_per_s
+        counts = source.context.job.limits.usd_per_step is not None and usd_per_s is not None
+        found = (taken, taken * usd_per_s if counts and usd_per_s is not None else None, source.split.total)
+        fastest, cheapest = self.limited.setdefault(batch, (found, found))
+        fastest = min(fastest, found, key=lambda one: one[0])
+        self.limited[batch] = (fastest, min(cheapest, found, key=lambda one: one[0] if one[1] is None else one[1]))
+
+    def told(self) -> tuple[str, ...]:
+        """The nearest misses in words, each once."""
+        limited = []
+        for batch, (fastest, cheapest) in self.limited.items():
+            for word, (taken, usd, devices) in {"fastest": fastest, "cheapest": cheapest}.items():
+                price = "" if usd is None else f" and {human_usd(usd)} USD on {devices} devices"
+                if word == "fastest" or cheapest != fastest:
+                    step = f"the {word} rl_step of {batch.prompts} x {batch.group_size}"
+                    limited.append(f"{step} takes {human_seconds(taken)}{price}")
+        return tuple(dict.fromkeys([*self.misses, *limited]))
 
     def _look_at(self, flags: IntArray) -> None:
         self.candidates += len(flags)

@@ -123,7 +123,8 @@ def test_a_frozen_tower_is_written_or_named_as_lost() -> None:
         ("slime", "megatron", None),
     ):
         run = sample_run(Random(3), framework, key_table(framework).versions[-1])
-        run = with_values(run, {"trainer.backend": backend, "trainer.freeze_vision": True})
+        stage = 1 if backend == "megatron" else 3
+        run = with_values(run, {"trainer.backend": backend, "trainer.zero_stage": stage, "trainer.freeze_vision": True})
         emission = export_run(run, adapter_of(framework), key_table(framework).versions[-1], "config").emission
         if key:
             assert {one.key: one.value for one in emission.settings}[key] is True

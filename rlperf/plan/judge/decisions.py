@@ -17,7 +17,7 @@ import numpy as np
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.budgets import next_budgets, scored_apart
-from rlperf.plan.judge.engine_cache import with_more_cache, with_parked_trainer
+from rlperf.plan.judge.engine_cache import with_all_running, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.finalists import NEAR, finalists_of
 from rlperf.plan.question.context import Context, TaskContext
@@ -175,8 +175,10 @@ def _judged_task(
     if len(screenings) == 1 and context.job.sharing != "devices":
         more = _beside_the_judged(context, screenings[0].found, judged[0])
         judged[0] = _evaluations(judge, screenings[0].demands, more, facts, quiet, judged[0])
-        budgets = [c for one in _best(context, judged[0], TUNED) for c in next_budgets(judge, one)]
-        judged[0] = _evaluations(judge, screenings[0].demands, budgets, facts, quiet, judged[0])
+        best = _best(context, judged[0], TUNED)
+        budgets = [c for one in best for c in next_budgets(judge, one)]
+        running = [c for one in best if (c := with_all_running(judge, one)) is not None]
+        judged[0] = _evaluations(judge, screenings[0].demands, [*budgets, *running], facts, quiet, judged[0])
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
         first = screenings[group].found

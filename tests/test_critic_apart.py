@@ -159,7 +159,7 @@ def test_the_planner_chooses_as_brute_force_does(devices: int | list[int] | None
     task = context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
     best = screen(context, task, (demand,), keep=1)
-    counts = (1, 2, 4) if devices is None else np.ravel(devices).tolist()
+    counts = (1, 2, 3, 4, 6) if devices is None else np.ravel(devices).tolist()
     pinned = []
     for mode, own, rollout, tensor in product(OPEN["modes"], counts, range(1, 7), (1, 2, 4)):
         if own + rollout > 7:

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from rlperf.api import ask
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.layout import Layout
 from rlperf.plan.search.columns import Columns
-from rlperf.plan.search.splits import splits
+from rlperf.plan.search.rules import uneven_parts
+from rlperf.plan.search.splits import Split, splits
 from rlperf.sim.rl_step import rollout_counted
 from rlperf.specs.job import Job
 
@@ -61,3 +63,25 @@ def test_tasks_that_share_the_devices_leave_some_to_each_other() -> None:
     })  # fmt: skip
     totals = {split.total for split in splits(ask(job).context)}
     assert {16, 32} <= totals
+
+
+@pytest.mark.parametrize(
+    ("framework", "role", "devices", "other"), [("slime", "trainer", 4, 12), ("verl", "rollout", 4, 8)]
+)
+def test_beside_a_pinned_pool_the_other_takes_the_rest_or_its_whole_nodes(
+    framework: str, role: str, devices: int, other: int
+) -> None:
+    """Beside a trainer of 4 an engine took 8 of 12 devices; beside an engine of 4 a trainer of 12 was all that was."""
+    job = Job.model_validate({
+        "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "modes": ["one_step_off"],
+        "framework": framework, "pools": [{"role": role, "devices": devices}],
+        "tasks": [{"name": "a", "workload": "math", "prompts_per_step": 64, "max_response_tokens": 2048}],
+    })  # fmt: skip
+    found = splits(ask(job).context)
+    assert other in {split.rollout if role == "trainer" else split.trainer for split in found}
+
+
+def test_pools_that_fill_no_nodes_together_are_refused_where_files_count_all_of_them() -> None:
+    facts = framework_facts("areal")
+    assert uneven_parts(facts, Split("async", 8, 4), 8) == {"cluster": (12,)}
+    assert uneven_parts(facts, Split("async", 12, 4), 8) == {}

@@ -148,7 +148,7 @@ def test_devices_and_placement_are_chosen_as_brute_force_does() -> None:
     demand = task.source.demand(task.batches[0], None, 0)
     best = screen(context, task, (demand,), keep=1)
     pinned = []
-    for mode, placed in product(OPEN["modes"], ({"placement": "shared"}, *({"devices": n} for n in (1, 2, 4)))):
+    for mode, placed in product(OPEN["modes"], ({"placement": "shared"}, *({"devices": n} for n in (1, 2, 3, 4, 6)))):
         scorers = [{**OPEN["scorers"][0], **placed}, OPEN["scorers"][1]]
         one = resolve(Job.model_validate({**JOB, **OPEN, "modes": [mode], "scorers": scorers}))
         found = screen(one, one.tasks[0], (demand,), keep=1, prune=False)
@@ -173,6 +173,19 @@ def test_stated_devices_that_fill_no_nodes_are_refused_in_words() -> None:
     pools = [{"role": "trainer", "devices": 12, "layout": {"tensor_parallel": 2}}]
     with pytest.raises(InfeasibleError, match="trainer has 12 devices, which fill no whole number of nodes of 8"):
         plan_job(Job.model_validate({**JOB, "nodes": 3, "pools": pools, "modes": "one_step_off"}))
+
+
+def test_a_scorers_devices_that_fill_no_nodes_are_refused_before_an_export() -> None:
+    """`distillation.nnodes` x `n_gpus_per_node` says no 12 GPUs of nodes of 8: it was planned, and had no file."""
+    words = {**JOB, "nodes": 3, "modes": "one_step_off", "scorers": [{**TEACHER, "devices": 12}]}
+    with pytest.raises(InfeasibleError, match="a scorer has 12 devices, which fill no whole number of nodes of 8"):
+        plan_job(Job.model_validate({**words, "pools": [{**pool, "devices": 4} for pool in JOB["pools"]]}))
+
+
+def test_a_teacher_of_many_nodes_may_take_three_of_them_or_most() -> None:
+    """Powers of two up to half of the devices were all: a teacher much larger than the policy had no place."""
+    words = {**JOB, "nodes": 5, "pools": [], "scorers": [{"name": "big", "kind": "teacher", "placement": "own"}]}
+    assert {split.scorers for split in splits(resolve(Job.model_validate(words)))} >= {(8,), (24,), (32,)}
 
 
 def test_devices_of_scorers_are_paid_for() -> None:

@@ -23,13 +23,21 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework_names import FACTS
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import PoolSpec, Role
+from rlperf.specs.pool import PoolSpec
 from rlperf.specs.reader import Document, is_file, read_document
 from rlperf.specs.rule_expressions import MissingValueError, asked_in, evaluate, names_in
 
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
 """When the framework itself notices: reading the file, before allocation, on the workers, while running, or never."""
+NodeCounted = Literal["trainer", "rollout", "scorers", "cluster"]
+NODE_COUNTED: dict[NodeCounted, str] = {
+    "trainer": "trainer has",
+    "rollout": "rollout has",
+    "scorers": "a scorer has",
+    "cluster": "all pools together have",
+}
+"""What a file may state as nodes of so many devices, in words: each pool by itself, or all of them together."""
 
 
 class Rule(Frozen):
@@ -237,7 +245,7 @@ class FrameworkFacts(Frozen):
     counts_apart: bool = Field(False, description="on devices of its own a trainer's microbatches are cut by count")
     critic_apart: str = Field("", description="keys of a critic on devices of its own, trained beside the policy")
     critic_shared: tuple[str, ...] | None = Field(None, description="modes in which it may share the trainer's: all")
-    whole_nodes: tuple[Role, ...] = Field((), description="pools that files state as nodes of so many devices")
+    whole_nodes: tuple[NodeCounted, ...] = Field((), description="what files state as nodes of so many devices")
     critic_beside: bool = Field(False, description="one of its own stands beside roles that share theirs, too")
     fork_of: str = Field("", description="framework whose facts hold where its own say nothing")
     runs: tuple[PoolSpec, ...] = Field((), description="settings that it has no key for, as it runs them")

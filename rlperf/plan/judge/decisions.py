@@ -26,13 +26,13 @@ from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, pr
 from rlperf.plan.search.common import Screening, common_layouts
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
-from rlperf.plan.search.rules import batch_names, node_flags
+from rlperf.plan.search.rules import batch_names, uneven_parts
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.split_columns import truncates
-from rlperf.plan.search.splits import usage_of
+from rlperf.plan.search.splits import splits, usage_of
 from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.framework import NODE_COUNTED, FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
@@ -361,13 +361,14 @@ def _pinned(context: Context, task: TaskContext, facts: FrameworkFacts | None) -
 
 
 def _uneven(context: Context, facts: FrameworkFacts) -> list[str]:
-    """Pools of which every stated number of devices leaves part of a node, where files count devices by node."""
+    """What leaves part of a node in every split of the devices, where files count devices by node."""
     per_node = context.cluster.devices_per_node
-    stated = {role: np.array(context.job.pool(role).devices or (), dtype=np.int64) for role in facts.whole_nodes}
+    found = [uneven_parts(facts, split, per_node) for split in splits(context)]
+    always = [part for part in facts.whole_nodes if found and all(part in uneven for uneven in found)]
+    counts = {part: sorted({count for uneven in found for count in uneven[part]}) for part in always}
     return [
-        f"{role} has {' or '.join(map(str, counts))} devices, which fill no whole number of nodes of {per_node}"
-        for role, counts in stated.items()
-        if counts.size and node_flags(facts, role, counts, per_node).all()
+        f"{NODE_COUNTED[part]} {' or '.join(map(str, own))} devices, which fill no whole number of nodes of {per_node}"
+        for part, own in counts.items()
     ]
 
 

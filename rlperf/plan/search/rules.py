@@ -9,14 +9,14 @@ import numpy as np
 from rlperf.cost.reject import Reject
 from rlperf.layout import IntArray, Layout
 from rlperf.plan.search.rollout_columns import RolloutColumns
+from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.framework import FrameworkFacts, architecture_group
+from rlperf.specs.framework import FrameworkFacts, NodeCounted, architecture_group
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import Role
 
 
 def batch_names(batch: Batch) -> SimpleNamespace:
@@ -49,10 +49,22 @@ def _trainer_names(
     )
 
 
-def node_flags(facts: FrameworkFacts, role: Role, devices: IntArray, per_node: int) -> IntArray:
+def node_flags(facts: FrameworkFacts, part: NodeCounted, devices: IntArray, per_node: int) -> IntArray:
     """`Reject.FRAMEWORK` where a pool leaves part of a node, and files count devices by node ``[any]``."""
-    uneven = (devices > per_node) & (devices % per_node > 0) & (role in facts.whole_nodes)
+    uneven = (devices > per_node) & (devices % per_node > 0) & (part in facts.whole_nodes)
     return np.where(uneven, int(Reject.FRAMEWORK), 0)
+
+
+def uneven_parts(facts: FrameworkFacts, split: Split, per_node: int) -> dict[NodeCounted, tuple[int, ...]]:
+    """Parts of a split that leave part of a node, where files count devices by node, with their devices."""
+    parts: dict[NodeCounted, tuple[int, ...]] = {
+        "rollout": (split.rollout,), "trainer": (split.trainer,), "scorers": split.scorers, "cluster": (split.total,)
+    }  # fmt: skip
+    flags = {
+        part: node_flags(facts, part, np.array(counts, dtype=np.int64), per_node) for part, counts in parts.items()
+    }
+    found = {part: tuple(np.array(parts[part])[own > 0].tolist()) for part, own in flags.items()}
+    return {part: counts for part, counts in found.items() if counts}
 
 
 def trainer_rule_flags(
@@ -84,14 +96,14 @@ def trainer_rule_flags(
 
 def pair_rule_flags(
     facts: FrameworkFacts, pairs: Pairs[RolloutColumns, TrainerColumns], backends: tuple[str, ...],
-    architecture: Architecture, batch: Batch, job: Job, engine_name: str, mode: str,
+    architecture: Architecture, batch: Batch, job: Job, engine_name: str, split: Split,
     devices_per_node: int,
 ) -> IntArray:  # fmt: skip
     """`Reject.FRAMEWORK` where a rule that speaks of the rollout, alone or with the trainer, is broken ``[pairs]``."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
-    flags = np.zeros(len(pairs), dtype=np.int64)
+    uneven = uneven_parts(facts, split, devices_per_node)
+    flags = np.full(len(pairs), int(Reject.FRAMEWORK) if uneven else 0, dtype=np.int64)
     engine = rollout.layout.take(r)
-    flags |= node_flags(facts, "rollout", engine.devices, devices_per_node)
     names = {
         "rollout": SimpleNamespace(
             **vars(engine),
@@ -107,7 +119,9 @@ def pair_rule_flags(
         ),
         "batch": batch_names(batch),
         "architecture": architecture_group(architecture),
-        "run": SimpleNamespace(mode=mode, async_enabled=MODES[mode].runs_ahead, devices_per_node=devices_per_node),
+        "run": SimpleNamespace(
+            mode=split.mode, async_enabled=MODES[split.mode].runs_ahead, devices_per_node=devices_per_node
+        ),
     }
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend, about="rollout").values():

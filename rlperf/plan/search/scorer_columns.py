@@ -36,15 +36,37 @@ class ScorerColumn:
 def seats(context: Context) -> list[tuple[int, ...]]:
     """Devices of its own of every scorer, in every combination that leaves some to rollout and trainer."""
     total = context.cluster.devices
-    each = [_counts(one.scorer, total) for one in context.scorers]
+    counts = seat_counts(total, context.cluster.devices_per_node)
+    each = [_counts(one.scorer, counts) for one in context.scorers]
     return [found for found in product(*each) if sum(found) < total]
 
 
-def _counts(scorer: Scorer, total: int) -> list[int]:
+def _counts(scorer: Scorer, counts: list[int]) -> list[int]:
     found = [SHARED] if "shared" in scorer.placements else []
     if "own" in scorer.placements:
-        found += scorer.devices or [1 << k for k in range((total // 2).bit_length()) if 1 << k <= total // 2]
+        found += scorer.devices or counts
     return found
+
+
+def seat_counts(total: int, node: int) -> list[int]:
+    """Devices that a model beside the policy may take of so many: part of a node, or whole nodes, as files count them.
+
+    Powers of two, and three times one where it is the only node or nodes are counted.
+
+    >>> seat_counts(5 * 8, 8)
+    [1, 2, 4, 8, 16, 24, 32]
+    >>> seat_counts(8, 8)
+    [1, 2, 3, 4, 6]
+    """
+    if total <= node:
+        return [n for n in smooth(total) if n < total]
+    part = [1 << k for k in range(node.bit_length()) if 1 << k < node]
+    return [*part, *(n * node for n in smooth(total // node) if n * node < total)]
+
+
+def smooth(most: int) -> list[int]:
+    """Powers of two and three times powers of two, up to about ``most``, ascending."""
+    return sorted({n << k for n in (1, 3) for k in range(most.bit_length())})
 
 
 def scorer_demand(demand: Demand, scorer: Scorer) -> Demand:

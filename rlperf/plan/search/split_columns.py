@@ -227,7 +227,7 @@ class SplitColumns:
             pairs = Pairs(self.rollout, self.trainer, r, t)
             flags |= pair_rule_flags(
                 self.facts, pairs, backends, self.architecture, self.demand.batch,
-                self.context.job, self.context.engine_profile.engine, self.split.mode,
+                self.context.job, self.context.engine_profile.engine, self.split,
                 self.context.cluster.devices_per_node,
             )  # fmt: skip
         return flags

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
 
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage
 from rlperf.plan.search.configuration import Configuration
-from rlperf.plan.search.scorer_columns import seats
+from rlperf.plan.search.scorer_columns import seat_counts, seats, smooth
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import Role
@@ -76,11 +77,11 @@ def splits(context: Context) -> list[Split]:
 
 
 def _of_critic(context: Context, total: int) -> list[int]:
-    """Devices of its own that a critic may take of so many: as stated, else powers of two up to half; 0: none."""
+    """Devices of its own that a critic may take of so many: as stated, else `seat_counts`; 0: none."""
     pool = context.job.pool("critic")
     if not pool.apart:
         return [0]
-    stated = pool.devices or [1 << k for k in range((total // 2).bit_length()) if 1 << k <= total // 2]
+    stated = pool.devices or seat_counts(total, context.cluster.devices_per_node)
     return [devices for devices in stated if devices < total]
 
 
@@ -100,7 +101,7 @@ def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...
             Split(mode, r, t, own) for r in rollout or (most,) for t in trainer or (total,) if r <= most and t <= total
         ]
     node = context.cluster.devices_per_node
-    totals: tuple[int, ...] = (total, total - total % node) if total > node and total % node else (total,)
+    totals = _rest(total, node)
     if context.job.sharing == "devices":  # tasks leave some to each other
         totals = _counts(context, total)
     elif _money_counts(context):
@@ -108,10 +109,33 @@ def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...
     return [
         Split(mode, r, t, own)
         for both in totals
-        for r in rollout or _shares(both, node)
-        for t in trainer or (both - r,)
+        for r, t in _pools(both, node, rollout or (), trainer or ())
         if r >= 1 and t >= 1 and r + t <= both
     ]
+
+
+def _pools(both: int, node: int, rollout: tuple[int, ...], trainer: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Devices of rollout and trainer out of those of ``both``; empty: the planner's choice.
+
+    Beside a pool that is pinned the other takes the rest, or the whole nodes of it.
+    """
+    if rollout and trainer:
+        return list(product(rollout, trainer))
+    if rollout:
+        return [(r, t) for r in rollout for t in _rest(both - r, node)]
+    shares = _shares(both, node)
+    if trainer:
+        return [(r, t) for t in trainer for r in sorted({*shares, *_rest(both - t, node)})]
+    return [(r, both - r) for r in shares]
+
+
+def _rest(left: int, node: int) -> tuple[int, ...]:
+    """All devices that are left, and those of the whole nodes among them: not every framework shares a node out.
+
+    >>> _rest(28, 8), _rest(6, 8), _rest(16, 8)
+    ((28, 24), (6,), (16,))
+    """
+    return (left, left - left % node) if left > node and left % node else (left,)
 
 
 def _counts(context: Context, total: int) -> tuple[int, ...]:
@@ -121,9 +145,9 @@ def _counts(context: Context, total: int) -> tuple[int, ...]:
     """
     node = context.cluster.devices_per_node
     nodes = total // node
-    smooth = _smooth(nodes) | set(range(1, 9))
+    fine = {*smooth(nodes), *range(1, 9)}
     least = 1 if _money_counts(context) or context.job.sharing == "devices" else -(-nodes // 2)
-    return tuple(sorted({n * node for n in smooth if least <= n <= nodes} | {total}))
+    return tuple(sorted({n * node for n in fine if least <= n <= nodes} | {total}))
 
 
 def _money_counts(context: Context) -> bool:
@@ -157,11 +181,6 @@ def _shares(total: int, node: int) -> tuple[int, ...]:
     unit = gcd(total, node) if total > node else 1
     count = total // unit
     step = max(count // 8, 1)
-    smooth = _smooth(count)
-    both = {n for n in smooth if count - n in smooth}
+    fine = smooth(count)
+    both = {n for n in fine if count - n in fine}
     return tuple(n * unit for n in sorted({*range(step, count, step), *both}))
-
-
-def _smooth(most: int) -> set[int]:
-    """Powers of two and three times powers of two, up to about ``most``."""
-    return {n << k for n in (1, 3) for k in range(most.bit_length())}

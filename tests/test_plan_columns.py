@@ -74,7 +74,7 @@ def test_beside_a_pinned_pool_the_other_takes_the_rest_or_its_whole_nodes(
     """Beside a trainer of 4 an engine took 8 of 12 devices; beside an engine of 4 a trainer of 12 was all that was."""
     job = Job.model_validate({
         "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "modes": ["one_step_off"],
-        "framework": framework, "pools": [{"role": role, "devices": devices}],
+        "framework": framework, "limits": {"staleness": 1}, "pools": [{"role": role, "devices": devices}],
         "tasks": [{"name": "a", "workload": "math", "prompts_per_step": 64, "max_response_tokens": 2048}],
     })  # fmt: skip
     found = splits(ask(job).context)

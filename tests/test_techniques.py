@@ -147,18 +147,23 @@ def test_products_of_training_in_8_bits_have_a_key_of_their_own_or_are_refused(t
 
 
 @pytest.mark.parametrize(
-    ("cluster", "role", "dtype", "why"),
+    ("cluster", "name", "dtype", "why"),
     [
-        ("dgx_h100", "trainer", "nvfp4", "h100_sxm multiplies no nvfp4: it has no unit for four bits"),
-        ("dgx_a100", "trainer", "fp8", "a100_80g_sxm multiplies no fp8: it has no unit for eight bits"),
-        ("dgx_a100", "rollout", "fp8", ""),  # weights alone, widened as they are read
-        ("mi355x_node", "rollout", "nvfp4", "mi355x multiplies no nvfp4: it has no unit for its scales"),
-        ("mi355x_node", "rollout", "w4a4_mxfp4", ""),
+        ("dgx_h100", "compute_dtype", "nvfp4", "h100_sxm multiplies no nvfp4: it has no unit for four bits"),
+        ("dgx_a100", "compute_dtype", "fp8", "a100_80g_sxm multiplies no fp8: it has no unit for eight bits"),
+        ("dgx_a100", "rollout_dtype", "fp8", ""),  # weights alone, widened as they are read
+        ("dgx_a100", "kv_dtype", "fp8", ""),
+        ("ascend_910b_node", "rollout_dtype", "fp8", "ascend_910b multiplies no fp8: it has no unit for eight bits"),
+        ("ascend_910b_node", "kv_dtype", "fp8", "ascend_910b reads no fp8: it has no unit for eight bits"),
+        ("generic:v100", "rollout_dtype", "fp16", "v100_32g_sxm multiplies no bf16.*state compute_dtype: fp16"),
+        ("generic:v100", "compute_dtype", "fp16", "v100_32g_sxm multiplies no bf16.*state rollout_dtype: fp16"),
+        ("mi355x_node", "rollout_dtype", "nvfp4", "mi355x multiplies no nvfp4: it has no unit for its scales"),
+        ("mi355x_node", "rollout_dtype", "w4a4_mxfp4", ""),
     ],
 )
-def test_products_that_a_device_has_no_unit_for_are_refused(cluster: str, role: str, dtype: str, why: str) -> None:
-    """Training in fp8 on A100 was planned at the rate of bf16."""
-    name = "rollout_dtype" if role == "rollout" else "compute_dtype"
+def test_products_that_a_device_has_no_unit_for_are_refused(cluster: str, name: str, dtype: str, why: str) -> None:
+    """Training in fp8 on A100 was planned at the rate of bf16, and whatever states no dtype on V100 at that of fp16."""
+    role = "trainer" if name == "compute_dtype" else "rollout"
     pools = [{"role": role, "settings": {name: dtype}}]
     tasks = [{"name": "t", "workload": "math", "prompts_per_step": 16, "max_response_tokens": 1024}]
     job = {"architecture": "Qwen3-8B", "nodes": 1, "framework": "nemo_rl", "tasks": tasks, "pools": pools}

@@ -87,6 +87,9 @@ class Device(Frozen):
     generation: str = Field(description="architecture name, such as Hopper sm90")
     peaks: Peaks
     attained: Attained | None = None
+    reads_fp8: bool = Field(
+        False, description="without a unit for it: whether engines keep weights and caches in fp8, widened as they read"
+    )
     memory: Annotated[Bytes, _POSITIVE] = Field(description="of the data sheet, or what the driver reports")
     memory_usable: Annotated[Bytes, _POSITIVE] | None = Field(
         None, description="what a process sees of it (cudaMemGetInfo), which limits keep to; left out: `memory`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, did_you_mean
@@ -74,8 +75,8 @@ def contradictions(
 ) -> list[Problem]:
     """What the job asks that cannot be answered, whatever the plan; ``trained``, ``engines``: what either runs on."""
     found = []
-    for role, there in (("rollout", engines), ("trainer", trained)):
-        found += [] if there is None else _without_unit(job, role, there.device, document)
+    found += [] if engines is None else _without_unit(job, "rollout", engines.device, document)
+    found += [] if trained is None else _without_unit(job, "trainer", trained.device, document)
     priced = job.price is not None or (cluster is not None and cluster.price is not None)
     if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
         hint = "add price: '2.50 USD/h' (per device) to the job or cluster"
@@ -125,28 +126,41 @@ def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]
     return found
 
 
-def _without_unit(job: Job, role: str, device: Device, document: Document | None) -> list[Problem]:
-    """Products that a pool states and its device has no unit for."""
+def _without_unit(
+    job: Job, role: Literal["rollout", "trainer"], device: Device, document: Document | None
+) -> list[Problem]:
+    """Types of a pool's values that its device has no unit for, those of a pool that states none included."""
     found = []
-    for index, pool in enumerate(job.pools):
-        name = "rollout_dtype" if role == "rollout" else "compute_dtype"
-        stated = getattr(pool.settings, name) if pool.role == role else None
-        for word in (stated,) if isinstance(stated, str) else stated or ():
-            if (lacking := _lacking(word, role, device)) is not None:
+    settings = job.pool(role).settings
+    for name in ("rollout_dtype", "kv_dtype") if role == "rollout" else ("compute_dtype",):
+        stated = getattr(settings, name) or ()
+        place = next((("pools", n, "settings", name) for n, pool in enumerate(job.pools) if pool.role == role), ())
+        problem = _Where(document, *(place if stated else ("cluster",)))
+        words = (stated,) if isinstance(stated, str) else stated
+        for word in words or (("bf16",) if name != "kv_dtype" else ()):
+            if (lacking := _lacking(word, name, device)) is not None:
                 lacks, hint = lacking
-                message = f"{device.name} multiplies no {word}: it has no unit for {lacks}"
-                found.append(_Where(document, "pools", index)(message, hint, "settings", name))
+                verb = "reads" if name == "kv_dtype" else "multiplies"
+                found.append(problem(f"{device.name} {verb} no {word}: it has no unit for {lacks}", hint))
     return found
 
 
-def _lacking(word: str, role: str, device: Device) -> tuple[str, str] | None:
-    """(what its unit would be for, what to state instead) of a dtype that a device does not multiply.
+def _lacking(word: str, name: str, device: Device) -> tuple[str, str] | None:
+    """(what its unit would be for, what to state instead) of a dtype, stated as ``name``, that a device does not have.
 
-    Engines keep weights in 8 bits where the device multiplies none, and widen them as they read; a trainer has no such
-    kernels. The scales of nvfp4 (8-bit floats, one for 16 values) are NVIDIA's alone.
+    Engines keep weights and caches in 8 bits on some devices that multiply none, and widen them as they read
+    (`Device.reads_fp8`); a trainer has no such kernels. The scales of nvfp4 (8-bit floats, one for 16 values) are
+    NVIDIA's alone.
     """
     dtype = DTYPES.get(word)
     if dtype is None:
+        return None
+    cached, trained = name == "kv_dtype", name == "compute_dtype"
+    if word == "bf16" and device.peaks.bf16 is None and not cached:  # an unquantised cache is as the weights are
+        return "sixteen bits with the range of fp32", f"state {name}: fp16, where the framework has it"
+    if dtype.peak == "fp8" and device.peaks.fp8 is None and (trained or not device.reads_fp8):
+        return "eight bits", "leave it out" + (": its trainer runs bf16" if trained and device.peaks.bf16 else "")
+    if cached:
         return None
     if "fp4" in (dtype.peak, dtype.unit) and device.peaks.fp4 is None:
         if dtype.unit:
@@ -154,8 +168,6 @@ def _lacking(word: str, role: str, device: Device) -> tuple[str, str] | None:
         return "four bits", "fp8 where it has that; int4_wo or mxfp4 keep the weights alone in four bits"
     if word == "nvfp4" and device.vendor != "NVIDIA":
         return "its scales of 16 values", "w4a4_mxfp4 has scales of 32"
-    if role != "rollout" and dtype.peak == "fp8" and device.peaks.fp8 is None:
-        return "eight bits", "leave it out: its trainer runs bf16"
     return None
 
 

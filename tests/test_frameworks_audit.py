@@ -185,6 +185,7 @@ PLANTED = [
      "policy.make_sequence_length_divisible_by", "padding_divisor"),
     ("slime", (("--global-batch-size", "--globl-batch-size"),), "globl-batch-size", "unknown_key"),
     ("slime", (("--global-batch-size 256", "--global-batch-size 300"),), "global-batch-size", "step_by_global_batch"),
+    ("slime", (("--global-batch-size 256", "--global-batch-size 3000"),), "global-batch-size", "one_update"),
     ("slime", (("train.py", "train_async.py"),), "colocate", "async_colocate"),
     ("slime", (("--colocate ", ""),), "rollout-num-gpus", "rollout_stated"),
     ("slime", (("--max-tokens-per-gpu 10240", "--max-tokens-per-gpu 2048"),), "max-tokens-per-gpu", "token_budget"),
@@ -228,6 +229,8 @@ def test_planted_mistakes_are_found_with_their_key(
 ) -> None:
     found = _audit(tmp_path, base, change, rule)
     finding = next(each for each in found.findings if (each.rule, each.key) == (rule, key))
+    follow = {"one_update": "step_by_global_batch", "generation_by_group": "completions_divide"}.get(rule)
+    assert follow is None or follow not in {each.rule for each in found.findings}, "one mistake, said once"
     if finding.settings:
         assert finding.advice.startswith("set "), "the advice is the framework's key with a value"
         repair = with_keys(found.imported, finding.settings)
@@ -392,6 +395,24 @@ def test_what_is_said_of_memory_agrees_with_the_gate(tmp_path: Path) -> None:
     broken = Finding("error", "key", "out of GPU memory", rule="out_of_memory")
     assert memory_words(replace(risky, findings=(broken,))).startswith("does not fit: ")
     assert not any("fits: " in line for line in report(risky))
+
+
+def test_what_does_not_fit_is_not_called_faster_than_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration in need of 432 GB a device was said to be one beside which the planner finds nothing faster."""
+    asked: list[float] = []
+
+    def best(_job: object, _facts: object, now_s: float, *_: object) -> tuple[None, str]:
+        asked.append(now_s)
+        return None, ""
+
+    monkeypatch.setattr("rlperf.frameworks.audit.best_of", best)
+    large = {**VERL, A + "ppo_max_token_len_per_gpu": 500_000}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(nest(large.items())))
+    found = audit(import_config([tmp_path / "run.yaml"]), cluster="dgx_h100", gains=False)
+    assert memory_words(found).startswith("does not fit") and found.predicted is not None
+    assert asked and asked[0] != found.predicted.rl_step_s  # that of the mended one, or no time at all
 
 
 def test_a_cache_too_small_for_a_request_is_no_risk_of_running_out(tmp_path: Path) -> None:

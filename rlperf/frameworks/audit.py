@@ -172,7 +172,9 @@ def audit(
     notes += [f"with the settings above it fits: {human_seconds(then.rl_step_s)} per rl_step predicted"] if then else []
     if plan and predicted is not None:
         files, rest = imported.source.files, within(tell, 0.5, 0.5, "the best: ")
-        best, note = best_of(job, facts, predicted.rl_step_s, files, folder, rest)
+        fails = _too_large(findings) or (evaluation is not None and cache_shortage(evaluation))
+        holds = then if fails else predicted  # what does not fit has no speed that a plan could miss
+        best, note = best_of(job, facts, holds.rl_step_s if holds else np.inf, files, folder, rest)
         notes += [note] if note else []
     against, short = compared(predicted, log), "" if evaluation is None else cache_shortage(evaluation)
     unlike, told = "", ""
@@ -406,12 +408,17 @@ def risk_of(predicted: Prediction) -> float:
     return 1.0 - float(np.prod([1.0 - use.risk for use in predicted.memory_bytes.values()]))
 
 
+def _too_large(findings: Sequence[Finding]) -> bool:
+    """Whether running out of memory is among the errors."""
+    return any(each.severity == "error" and each.rule == "out_of_memory" for each in findings)
+
+
 def memory_words(found: Audit) -> str:
     """Whether the memory holds the configuration, and why it is no error where a plan would not take it."""
     if found.predicted is None or found.job is None:
         return ""
     ends = f"runs out of memory {with_probability(risk_of(found.predicted))}"
-    if any(each.severity == "error" and each.rule == "out_of_memory" for each in found.findings):
+    if _too_large(found.findings):
         return f"does not fit: {ends}" + (f"; {found.shortage}" if found.shortage else "")
     if found.shortage:
         return f"does not fit: {found.shortage}"

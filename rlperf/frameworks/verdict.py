@@ -174,6 +174,6 @@ def lines_of(verdict: Verdict) -> Sequence[str]:
         lines.append(f"{number}. {change.key}: {change.advice} [gain {human_seconds(change.gain_s)}, {share:.0f} %]")
     if verdict.unjudged:
         lines.append(verdict.unjudged)
-    elif not verdict.changes:
+    elif not verdict.changes and not verdict.fails:
         lines.append("nothing to change is predicted to gain 1 %")
     return lines

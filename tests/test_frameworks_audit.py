@@ -397,9 +397,7 @@ def test_what_is_said_of_memory_agrees_with_the_gate(tmp_path: Path) -> None:
     assert not any("fits: " in line for line in report(risky))
 
 
-def test_what_does_not_fit_is_not_called_faster_than_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_not_called_faster_than_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configuration in need of 432 GB a device was said to be one beside which the planner finds nothing faster."""
     asked: list[float] = []
 

@@ -18,6 +18,7 @@ from rlperf.plan.search.fronts import trainer_criteria
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.specs.architecture import Architecture, Experts
 from rlperf.specs.pool import LayoutChoice, PoolSpec
+from rlperf.specs.profiles import load_architecture
 from rlperf.specs.short_job import short_job
 from rlperf.specs.trainer_calibration import load_trainer
 
@@ -77,6 +78,16 @@ def test_fsdp_and_megatron_layouts_use_every_device() -> None:
         assert (flat.devices == 16).all()
         assert (flat.tensor_parallel * flat.ulysses <= 8).all()
         assert (DENSE.layers % (flat.pipeline_parallel * flat.virtual_pipeline) == 0).all()
+
+
+@pytest.mark.parametrize(("name", "split"), [("Qwen3.5-9B", False), ("falcon-mamba-7b", False), ("Qwen3-8B", True)])
+def test_ulysses_cuts_no_sequence_whose_layers_carry_a_state(name: str, split: bool) -> None:
+    """It exchanges heads around attention alone: FSDP2 was planned with it over Mamba and gated delta rules, too."""
+    pool, fsdp2 = _pool(), load_trainer("fsdp2").capability
+    layout, flags = trainer_layouts(Shape(load_architecture(name), 8, 8, 8192), pool, fsdp2)
+    layout = layout.flat(flags == 0)
+    assert layout.size and (layout.ulysses.max() > 1) == split
+    assert ((flags & int(Reject.STATE)) > 0).any() != split
 
 
 def test_megatron_experts_regroup_a_stage() -> None:

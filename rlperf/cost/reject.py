@@ -23,7 +23,7 @@ class Reject(IntFlag):
     KV = 256
     HOST_MEMORY = 512
     LIMIT = 1024
-    UNSUPPORTED = 2048
+    STATE = 2048
     READERS = 4096
 
 
@@ -40,7 +40,7 @@ REASONS = {
     Reject.KV: "KV cache holds less than one longest sequence",
     Reject.HOST_MEMORY: "host memory",
     Reject.LIMIT: "a limit of the job",
-    Reject.UNSUPPORTED: "not modelled for this architecture",
+    Reject.STATE: "Ulysses cuts sequences of layers that carry a state, which no trainer is known to hand over",
 }
 """The reasons in words, in the order in which they are counted."""
 

@@ -156,6 +156,8 @@ class Layer:
     ends_in_product: ClassVar[bool] = False
     """Whether its last operator is a product with tensor traffic, which a recompute that stops early leaves out."""
 
+    carries_state: ClassVar[bool] = False
+    """Whether it reads what it made of all tokens before, so that nobody computes a part of a sequence alone."""
     copied_cache: ClassVar[bool] = False
     """Whether tensor parallelism copies the cache, so that engines had better split requests over the devices."""
 

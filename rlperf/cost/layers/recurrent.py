@@ -45,6 +45,7 @@ class Recurrent(Layer, ABC):
 
     unmeasured = "recurrent layers have no kernel table"
     unmeasured_training = True
+    carries_state = True
     table = ""
     """Kind of mixer whose scan and recurrence kernel tables hold (`rlperf.cost.scan`); empty: none."""
     projections = 1

@@ -68,6 +68,11 @@ class Stack:
         """Whether tensor parallelism copies the cache of some layer."""
         return any(half.layer.copied_cache for half in self.halves)
 
+    @cached_property
+    def carries_state(self) -> bool:
+        """Whether some layer reads what it made of all tokens before."""
+        return any(half.layer.carries_state for half in self.halves)
+
     def _matrices(self, of: Callable[[Layer], Sequence[Matrix]]) -> tuple[tuple[Matrix, Weights, int], ...]:
         found: Counter[tuple[Matrix, Weights]] = Counter()
         for half in self.halves:

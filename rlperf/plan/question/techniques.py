@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlperf.cost.layers import stack_of
-from rlperf.cost.layers.recurrent import Recurrent
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.job import Job
@@ -17,8 +16,7 @@ def check_techniques(job: Job, architecture: Architecture) -> None:
     if settings.router_replay in ("R2", "R3") and architecture.experts is None:
         none = f"router_replay: {architecture.name} has no experts to route to"
         raise SpecError(Problem(none, suggestion="leave it out"))
-    carries = any(isinstance(half.layer, Recurrent) for half in stack_of(architecture).halves)
-    if settings.shared_prefix and carries:
+    if settings.shared_prefix and stack_of(architecture).carries_state:
         state = f"layers of {architecture.name} carry a state that no trainer hands to several responses"
         raise SpecError(Problem(f"shared_prefix: {state}", suggestion="leave it out"))
 

@@ -223,6 +223,7 @@ def trainer_flags(shape: Shape, choice: LayoutChoice, capability: Capability, la
     flags |= np.where(stages_divide(arch.layers, pp, vp), 0, int(Reject.LAYERS))
     flags |= np.where((vp > 1) & (pp == 1), int(Reject.LAYERS), 0)
     flags |= np.where(tp * uly > shape.domain, int(Reject.NODE), 0)
+    flags |= np.where((uly > 1) & stack_of(arch).carries_state, int(Reject.STATE), 0)
     flags |= _expert_flags(arch, ep, etp, stage)
     flags |= np.where((layout.sequence_parallel == 1) & (tp == 1), int(Reject.FRAMEWORK), 0)
     everyone = layout.data_parallel * cp * uly

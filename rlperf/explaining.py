@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlperf.api import Jobs, ask, job_of
+from rlperf.api import Jobs, Question, ask, job_of
 from rlperf.calibrate.engine_trace import read_engine_traces
 from rlperf.diagnose.explain import Explanation, explain_graph
 from rlperf.diagnose.graph import PerformanceGraph
@@ -23,8 +23,10 @@ from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
 from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
+from rlperf.techniques import frameworks_with
 from rlperf.workload import read_recording
 
 Notes = tuple[str, ...]
@@ -69,8 +71,7 @@ def explain(
     SpecError : files that are missing or say nothing, numbers of devices that do not fit
     """
     if isinstance(source, Plan):
-        steps, notes = steps_of_plan(source, ask(source.job).context)
-        return Explained(explain_prediction(steps, floor=floor, notes=notes))
+        return _of_plan(source, ask(source.job), floor)
     if isinstance(source, Job | Mapping):
         return _of_job(source if isinstance(source, Job) else job_of(source, {}), None, scale, floor, task)
     paths = listed(source)
@@ -84,21 +85,46 @@ def explain(
         folder = folder_of(paths[0])
         if plan is None or scale:
             return _of_job(paths[0], folder, scale, floor, task)
-        steps, notes = steps_of_plan(plan, ask(plan.job, folder=folder).context)
-        return Explained(explain_prediction(steps, floor=floor, notes=notes))
+        return _of_plan(plan, ask(plan.job, folder=folder), floor)
     return _of_files(paths, tuple(scale), floor, token_s)
+
+
+def _of_plan(plan: Plan, question: Question, floor: float) -> Explained:
+    steps, notes = steps_of_plan(plan, question.context)
+    return Explained(feasible(explain_prediction(steps, floor=floor, notes=notes), question))
 
 
 def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: float, task: str | None) -> Explained:
     question = ask(job, task=task)
     if not scale:
-        steps, notes = steps_of_job(question.context, question.facts)
-        return Explained(explain_prediction(steps, floor=floor, notes=notes))
+        steps, notes = steps_of_job(*question.pair)
+        return Explained(feasible(explain_prediction(steps, floor=floor, notes=notes), question))
     if len(scale) < 2:
         raise SpecError("--scale needs at least two numbers of devices")
     jobs = [scaled_job(question.job, question.context.cluster, devices) for devices in sorted(scale)]
     predicted = [steps_of_job(*ask(each, folder=folder).pair) for each in jobs]
-    return _at_scales(predicted, floor)
+    found = _at_scales(predicted, floor)
+    return replace(found, causes=feasible(found.causes, question))
+
+
+_KEYED = {"partial_rollout": "batch.over_provision", "over_provisioning": "batch.over_provision"}
+"""Advice that needs a key of the framework -> the setting."""
+
+
+def feasible(found: Explanation, question: Question) -> Explanation:
+    """Without advice that the job's framework, its devices or its pools do not let follow."""
+    name, modes, device = question.facts.name, question.facts.modes, question.context.rollout_hardware.device
+    apart = question.job.pool("rollout").cluster is not None
+    narrow = device.peaks.fp8 is not None or device.reads_fp8
+    able = {
+        **{knob: name in frameworks_with(key) for knob, key in _KEYED.items()},
+        "kv_dtype": narrow and name in frameworks_with("rollout.kv_dtype", "fp8"),
+        "staleness": any(MODES[mode].runs_ahead for mode in modes),
+        "colocate": not apart and any(MODES[mode].shares_devices for mode in modes),
+        "split": not apart,
+    }
+    causes = (replace(c, advice=tuple(a for a in c.advice if able.get(a.knob, True))) for c in found.causes)
+    return replace(found, causes=tuple(causes))
 
 
 def _at_scales(predicted: list[tuple[PredictedSteps, Notes]], floor: float) -> Explained:

@@ -19,10 +19,14 @@ from rlperf.diagnose.explain import Cause, Explanation, Interaction
 from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
 from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import SpecError
+from rlperf.explaining import feasible
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.predict import evaluate_job, predict_job
 from rlperf.plan.question.pool import BatchSettings
 from rlperf.sim.rollout import simulate_rollout
+from rlperf.specs.pool import PoolSpec
+from rlperf.specs.profiles import load_device
 
 JOB = """
 name: small
@@ -196,3 +200,23 @@ def test_times_are_said_as_every_other_command_says_them(capsys: pytest.CaptureF
     for time in ("rl_step 8 min 19 s", "below 4.99 s", "decode 5 min 48 s", "at most 2 min 26 s", "at most 24.5 s",
                  "together 2 min 30 s"):  # fmt: skip
         assert time in said, said
+
+
+def test_advice_is_for_those_who_can_follow_it(colocated: tuple[Question, Path], steps: PredictedSteps) -> None:
+    """Partial rollouts were advised to verl, which has no key for them, and fp8 caches where nothing reads them."""
+    asked = colocated[0]
+    every = tuple(
+        Advice(knob, "") for knob in ("partial_rollout", "kv_dtype", "colocate", "split", "staleness", "routing")
+    )
+    found = explain_prediction(steps)
+    found = replace(found, causes=(replace(found.causes[0], advice=every),))
+
+    def left(question: Question) -> set[str]:
+        return {each.knob for each in feasible(found, question).causes[0].advice}
+
+    assert left(asked) == {each.knob for each in every} - {"partial_rollout"}  # verl
+    assert "partial_rollout" in left(replace(asked, facts=framework_facts("slime")))
+    old = replace(asked.context.rollout_hardware, device=load_device("ascend_910b"))
+    assert "kv_dtype" not in left(replace(asked, context=replace(asked.context, rollout_hardware=old)))
+    own = asked.job.model_copy(update={"pools": (PoolSpec(role="rollout", cluster="hgx_h20"),)})
+    assert not {"colocate", "split"} & left(replace(asked, context=replace(asked.context, job=own)))

@@ -87,7 +87,7 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
     "data_movement": (("data_movement", "send tensors between workers directly, not through the controller"),),
     "offload": (("offload", "keep optimizer or weights on the device, where memory allows"),),
     "trainer_starvation": (
-        ("devices", "move devices from the trainer to the rollout until their rates match"),
+        ("split", "move devices from the trainer to the rollout until their rates match"),
         ("staleness", "a deeper queue, so that a slow batch does not stop the trainer"),
         ("max_running", "more concurrent requests per replica, where the cache has room"),
     ),
@@ -109,7 +109,7 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 KNOBS_APART: dict[str, tuple[tuple[str, str], ...]] = {
-    "weight_sync": (("mode", "colocate, where weights need not cross the network"),),
+    "weight_sync": (("colocate", "rollout and trainer on the same devices: weights need not cross the network"),),
 }
 """The same where rollout and trainer have devices of their own."""
 

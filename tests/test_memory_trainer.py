@@ -263,9 +263,12 @@ def test_stage_layers_and_in_flight_microbatches_by_hand() -> None:
 def test_dense_layers_come_first_so_the_last_stage_holds_more_experts() -> None:
     arch = load_architecture("DeepSeek-V3")
     first, between, last = routed_layers(arch, Layout.of(pipeline_parallel=[1, 16, 61]))
-    assert first.tolist() == [58, 1, 0]
+    # 16 stages: 3 layers, 14 times 4, and 2, as files state them
+    assert first.tolist() == [58, 0, 0]
     assert between.tolist() == [58, 4, 1]
-    assert last.tolist() == [58, 4, 1]
+    assert last.tolist() == [58, 2, 1]
+    stated = routed_layers(arch, Layout.of(pipeline_parallel=12), (6, 5))
+    assert [float(each) for each in stated] == [3, 5, 5]  # no stage between holds as many as the first
 
 
 def test_a_stage_between_holds_experts_where_the_first_has_dense_layers(

@@ -9,6 +9,7 @@ import numpy as np
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import layers_parameters, routed_parameters, tower_parameters
+from rlperf.cost.stage_ends import uneven_ends
 from rlperf.cost.streams import stream_parameters
 from rlperf.cost.trainer_device import EVEN, Ends
 from rlperf.layout import FloatArray, Layout
@@ -68,8 +69,24 @@ def routed_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> tupl
     """
     before = np.concatenate([[0.0], np.cumsum(stack_of(arch).routes)])
     most = np.array([np.max(before[n:] - before[: arch.layers + 1 - n]) for n in range(arch.layers + 1)])
-    size = np.minimum(np.ceil(stage_layers(arch, layout, ends)), arch.layers).astype(np.int64)
-    return before[size], most[size], before[-1] - before[arch.layers - size]
+    first, between, last = (np.ceil(found).astype(np.int64) for found in _stages(arch, layout, ends))
+    return before[first], most[between], before[-1] - before[arch.layers - last]
+
+
+def _stages(arch: Architecture, layout: Layout, ends: Ends) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Layers of the first stage, of one between and of the last: 61 on 12 stages are 6, ten times 5, and 5."""
+    stages, chunks = layout.pipeline_parallel.astype(np.int64), layout.virtual_pipeline.astype(np.int64)
+    even = stage_layers(arch, layout)
+    if ends == EVEN:
+        first, last = uneven_ends(arch.layers, stages, chunks)
+        uneven = (np.mod(arch.layers, stages * chunks) > 0) & (last > 0)
+        between = np.where(uneven, (arch.layers - first - last) / np.maximum(stages - 2, 1), even)
+        return np.where(uneven, first, even), between, np.where(uneven, last, even)
+    stated = [each for each in ends if each is not None]
+    rest = np.ceil((arch.layers - sum(stated)) / np.maximum(stages - len(stated), 1))
+    several = stages > 1
+    one, other = (np.where(several, rest if each is None else each, even) for each in ends)
+    return one, np.where(several, rest, even), other
 
 
 def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:

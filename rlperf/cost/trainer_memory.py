@@ -269,7 +269,9 @@ def _states(
     first, between, last = layers(stage.routed_first), layers(stage.routed_between), layers(stage.routed_last)
     tables = [(stage.embedding * part, stage.head * part) for part in table]
     per_parameter = max(trainer.storage.optimizer, 1.0) * jobs
-    fullest = between[2] + tables[2][0] + tables[2][1]
+    at_ends = first[2] + tables[2][0], last[2] + tables[2][1]
+    several = np.maximum(np.maximum(*at_ends), np.where(layout.pipeline_parallel > 2, between[2], 0.0))
+    fullest = np.where(layout.pipeline_parallel == 1, at_ends[0] + tables[2][1], several)
     updated = fullest * stays[2] / per_parameter
     host = np.where(on_host, fullest, 0.0)
     return _States(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlperf.cost.stage_ends import stage_ends
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import Limitation
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
-from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.specs.pool import Offload
 from rlperf.specs.profiles import load_architecture
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 
 import numpy as np
 
-from rlperf.plan.search.stage_ends import stated_ends_fit
+from rlperf.cost.stage_ends import stated_ends_fit
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm

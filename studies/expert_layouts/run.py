@@ -82,7 +82,7 @@ def beside(row: rl_steps.Measured, *, bold: bool) -> Beside:
     except InfeasibleError as error:
         return Beside(row.row.row_id, row.seen, refused=error.message)
     opened, facts = row.context(pinned=False)
-    context = _as_the_expert(opened, row, bold=bold)
+    context = _as_the_expert(opened, row, expert, bold=bold)
     decisions = decide(context, facts, lambda _share, _text: None)
     plan = decisions[0].evaluations[solve(program_of(context, decisions)).chosen[0]]
     ratio = paired(context, plan, expert)
@@ -98,9 +98,13 @@ def beside(row: rl_steps.Measured, *, bold: bool) -> Beside:
     )  # fmt: skip
 
 
-def _as_the_expert(context: Context, row: rl_steps.Measured, *, bold: bool) -> Context:
-    """The open question at the expert's staleness, in every mode that it allows, CUDA graphs on or off as theirs."""
-    job, staleness = context.job, row.row.staleness
+def _as_the_expert(context: Context, row: rl_steps.Measured, expert: Evaluation, *, bold: bool) -> Context:
+    """The open question at the expert's staleness, in every mode that it allows, CUDA graphs on or off as theirs.
+
+    Hosts hold what the expert's own layout takes of them at least: rows do not state their memory, and it ran.
+    """
+    job, staleness, cluster = context.job, row.row.staleness, context.cluster
+    ran = float(expert.held.host.ravel()[0]) * cluster.devices_per_node
     pools = tuple(
         pool.model_copy(update={"settings": pool.settings.model_copy(update={"cuda_graphs": row.row.cuda_graphs})})
         if pool.role == "rollout"
@@ -109,7 +113,7 @@ def _as_the_expert(context: Context, row: rl_steps.Measured, *, bold: bool) -> C
     )
     wanted = ("colocated", "disaggregated", "one_step_off", "async")
     modes = tuple(mode for mode in wanted if MODES[mode].least_staleness <= staleness)
-    limits = job.limits.model_copy(update={"staleness": staleness})
+    limits = job.limits.model_copy(update={"staleness": staleness, "host_memory": max(cluster.host_memory, ran)})
     objective = job.objective.model_copy(update={"bold": bold})
     return replace(
         context, job=job.model_copy(update={"modes": modes, "limits": limits, "objective": objective, "pools": pools})

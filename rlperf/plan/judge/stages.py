@@ -14,11 +14,11 @@ import numpy as np
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers.vision import TowerWork, tower_seconds
+from rlperf.cost.stage_ends import stages_between
 from rlperf.cost.training import layer_table
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
-from rlperf.plan.search.stage_ends import stages_between
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.architecture import Architecture

@@ -12,8 +12,8 @@ import numpy as np
 from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import parameters
 from rlperf.cost.reject import Reject
+from rlperf.cost.stage_ends import stated_ends_fit, uneven_ends
 from rlperf.layout import OFFLOAD, RECOMPUTE, BoolArray, IntArray, Layout
-from rlperf.plan.search.stage_ends import stated_ends_fit, uneven_ends
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
 from rlperf.specs.rule_expressions import evaluate

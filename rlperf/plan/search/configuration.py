@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rlperf.cost.stage_ends import stage_ends
 from rlperf.layout import Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ScorerPlan
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings
 from rlperf.plan.search.rollout_columns import RolloutColumns
-from rlperf.plan.search.stage_ends import stage_ends
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.cuts import cut_by_budget
 from rlperf.sim.rl_step.demand import Batch

@@ -44,7 +44,7 @@ SPREAD = 0.6
 """Coefficient of variation of lengths (`rlperf.calibrate.rl_step_predict.DEFAULT_LAW`)."""
 _QUANTILES = (np.arange(20) + 0.5) / 20.0
 
-DEVICES = {"80 GB": "a100_80g_sxm", "a100": "a100_80g_sxm", "32 GB vGPU": "v100_32g_sxm"}
+DEVICES = {"80 GB": "a100_80g_sxm", "a100": "a100_80g_sxm", "32 GB vGPU": "rtx_5090"}
 """Devices named by their memory: one of that size."""
 
 SIZES = {"7B (": "Qwen2.5-7B"}

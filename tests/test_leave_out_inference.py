@@ -27,6 +27,7 @@ from rlperf.calibrate.serving_pool import (
 from rlperf.calibrate.serving_profiles import calibrate_serving, profile_text
 from rlperf.calibrate.serving_stack import ServingStack
 from rlperf.calibrate.tables import Table, read_table
+from rlperf.calibrate.validate_inference import TOLD_AGAIN, predict_rows, told_again
 from rlperf.cli.main import run
 from rlperf.cost.basis import PLAIN, ServedLoad, serving_basis
 from rlperf.cost.inference import with_overhead
@@ -113,6 +114,23 @@ def test_an_engine_left_out_takes_the_pool(tmp_path: Path) -> None:
     assert pooled.borrowed == "sglang: the pool's" and len(pooled.left_out) == 10
     with pytest.raises(SpecError, match="0 are left to fit"):
         Refits(toy(tmp_path)).without("engine", "vllm")
+
+
+def test_a_measurement_told_again_counts_once(tmp_path: Path) -> None:
+    base = {"engine": "trtllm", "architecture": "DeepSeek-V3", "gpu": "h200_sxm", "n_gpus": 8, "tensor_parallel": 8,
+            "gemm_dtype": "fp8", "mode": "online_concurrency", "isl": 1000, "osl": 500, "concurrency": 8,
+            "attention_data_parallel": 1, "measured_ttft_ms": 290.08}  # fmt: skip
+    told = ({"measured_tpot_ms": 16.389}, {"architecture": "DeepSeek-R1", "measured_tpot_ms": 16.39},
+            {"measured_tpot_ms": 16.45}, {"measured_tpot_ms": 16.39, "concurrency": 9})  # fmt: skip
+    path = tmp_path / "told.csv"
+    _write(path, [{**base, **one, "row_id": str(index)} for index, one in enumerate(told)])
+    table = read_table(path)
+    assert told_again(table) == {"1"}
+    found = predict_rows(path, table)
+    assert {one.row_id for one in found.predictions} == {"0", "2", "3"}
+    assert [one.reason for one in found.refused] == [TOLD_AGAIN]
+    parts = {fold_of(case_of(row)) for row in table}
+    assert len(parts) == 1, "one model under two names is in two parts: a fit has seen what it predicts"
 
 
 def test_stacked_rows_are_served_as_one_by_one(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rlperf.calibrate.serving_pool import ServingRows, configuration_of, fold_of
 from rlperf.calibrate.serving_stack import Measured
 from rlperf.calibrate.tables import Table, read_table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Report, report_of
-from rlperf.calibrate.validate_inference import predict_case, predict_rows
+from rlperf.calibrate.validate_inference import predict_case, predict_rows, told_again
 from rlperf.cost.layers import stack_of
 from rlperf.errors import SpecError
 from rlperf.layout import BoolArray
@@ -99,6 +99,7 @@ class Refits:
         self.cases = [case for case, _, _ in self.served.cases]
         if len(self.cases) < LEAST:
             raise SpecError(f"{table.file}: {len(self.cases)} served rows are too few to leave any out")
+        self._again = told_again(table)
         self._apart: dict[str, dict[tuple[str, str], PredictedFigure]] = {}
 
     def without(self, by: str, name: str) -> LeftOutGroup:
@@ -140,7 +141,7 @@ class Refits:
         found = [
             figure
             for case in mine
-            if case.row.row_id not in case.hardware.calibration.served_rows
+            if case.row.row_id not in self._again.union(case.hardware.calibration.served_rows)
             for figure in predict_case(case_of(case.row, engines, constants), costs)
             if figure.metric != "ttft_ms" or not figure.used_in_calibration  # those that fitted `front_end`
         ]

@@ -22,6 +22,7 @@ from rlperf.calibrate.pooling import Constant, Kind, Levels, Pooled, Rows, fit_p
 from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors, weighted_quantile
 from rlperf.calibrate.tables import split_rank
+from rlperf.cost.parameters import parameters
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import Quality, Spread
 from rlperf.specs.engine_calibration import (
@@ -99,8 +100,10 @@ def constants_of(logs: FloatArray) -> FloatArray:
 
 
 def fold_of(case: ServingCase) -> str:
-    """The part of the configurations that a row is in, see `FOLDS`."""
-    return f"part {split_rank(configuration_of(case)) % FOLDS + 1}"
+    """The part of the configurations that a row is in, see `FOLDS`; one shape under two names is in one part."""
+    shape = f"{case.arch.family} {parameters(case.arch)}"
+    text = configuration_of(case).replace(f"|{case.arch.name}|", f"|{shape}|")
+    return f"part {split_rank(text) % FOLDS + 1}"
 
 
 def configuration_of(case: ServingCase) -> str:

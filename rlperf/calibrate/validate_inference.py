@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
-from rlperf.calibrate.tables import Table
+from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.basis import ServedLoad, serving_basis
 from rlperf.errors import SpecError
@@ -13,6 +13,11 @@ from rlperf.specs.engine_calibration import EngineCalibration
 
 LOOP = "closed_loop_ttft_ms"
 """Metric: mean time to first token of a closed loop, in milliseconds."""
+TOLD_AGAIN = "the measurement of an earlier row, under another name or with fewer digits"
+_LOAD = (
+    "engine", "gpu", "n_gpus", "tensor_parallel", "expert_parallel", "gemm_dtype", "mode", "isl", "osl", "concurrency",
+)  # fmt: skip
+_TIMES = ("measured_tpot_ms", "measured_ttft_ms")
 
 
 def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration] | None = None) -> Outcome:
@@ -24,8 +29,32 @@ def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration]
     """
     table.need(*NEEDED)
     table.need_one("measured_tpot_ms", "measured_ttft_ms", "measured_output_tokens_per_s_per_gpu")
-    costs = CostTable()
-    return each_row(table, lambda row: predict_case(case_of(row, engines), costs))
+    costs, again = CostTable(), told_again(table)
+
+    def predict(row: Row) -> list[PredictedFigure]:
+        if row.row_id in again:
+            raise SpecError(TOLD_AGAIN)
+        return predict_case(case_of(row, engines), costs)
+
+    return each_row(table, predict)
+
+
+def told_again(table: Table) -> frozenset[str]:
+    """Rows that print an earlier row's measurement again, which counts once.
+
+    Tables of tables hold one run under two names of its model, under a release and its date, or rounded. Such rows have
+    the same load on the same devices and the same times to a hundredth of a millisecond, which two runs do not.
+    """
+    seen: set[tuple[str, ...]] = set()
+    again: list[str] = []
+    for row in table:
+        times = [format(row.number(name) or 0.0, ".2f") for name in _TIMES]
+        rate = format(row.number("measured_output_tokens_per_s_per_gpu") or 0.0, ".3g")
+        key = (*(row.text(name) for name in _LOAD), *times, rate)
+        if key in seen:
+            again.append(row.row_id)
+        seen.add(key)
+    return frozenset(again)
 
 
 def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:

@@ -194,7 +194,7 @@ def judge(
 ) -> tuple[Job, Evaluation, Prediction]:
     """The job, its judged configuration and its prediction; of a plan, its ``phase`` (from 1) as it stands.
 
-    ``task`` : which one of a job that has several
+    ``task`` : which one of a job that has several; of a plan, its phases are then counted alone
 
     Raises
     ------
@@ -210,9 +210,11 @@ def judge(
         assert not isinstance(asked, Plan)
         question = ask(asked, task=task)
         return (question.job, *predict.predicted(question.context, facts=question.facts))
-    if not 1 <= phase <= len(plan.phases):
-        raise SpecError(f"there is no phase {phase}: the plan has {len(plan.phases)}")
-    return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, plan.phases[phase - 1]))
+    named = None if task is None else plan.job.of_task(task).tasks[0].name
+    phases = [each for each in plan.phases if named is None or named in each.tasks]
+    if not 1 <= phase <= len(phases):
+        raise SpecError(f"there is no phase {phase}{f' of {named}' if named else ''}: the plan has {len(phases)}")
+    return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, phases[phase - 1]))
 
 
 def size_job(

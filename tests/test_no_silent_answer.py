@@ -11,6 +11,7 @@ from rlperf.api import ask, judge, predict_job, size_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.planner import plan_job
+from rlperf.report.plan_files import plan_yaml
 from rlperf.specs.framework import facts_data
 from rlperf.specs.job import Job
 from rlperf.techniques import gains
@@ -94,6 +95,41 @@ def test_one_task_of_several_is_named(
         seconds.append(found.get("makespan_s") or found.get("rl_step_s") or found["predicted"]["rl_step_s"])
     assert seconds[1] > 1.5 * seconds[0]
     assert "did you mean code?" in call(capsys, monkeypatch, command, "job.yaml", "--task", "cod")[2]
+
+
+def test_a_plan_of_several_tasks_is_simulated_by_phase_or_by_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said to plan the job, which it was, and `predict --task` said the first phase whatever was asked."""
+    layout = {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "ulysses": 1, "zero_stage": 1}
+    served = {"max_running": 64, "memory_fraction": 0.5}
+    pools = [
+        {"role": "rollout", "layout": {"tensor_parallel": 1}, "settings": served},
+        {"role": "trainer", "layout": layout, "settings": {"token_budget": 8192}},
+    ]
+    tasks = [{**task, "prompts_per_step": 8, "group_size": 1} for task in SEVERAL["tasks"]]
+    job = Job.model_validate({**SEVERAL, "tasks": tasks, "pools": pools, "modes": "colocated"})
+    (tmp_path / "plan.yaml").write_text(plan_yaml(plan_job(ask(job).context)))
+    monkeypatch.chdir(tmp_path)
+    seconds = []
+    for words in (["--phase", "2"], ["--task", "code"]):
+        code, out, err = call(capsys, monkeypatch, "simulate", "plan.yaml", "--json", *words)
+        assert code == 0, err
+        seconds.append(json.loads(out)["makespan_s"])
+    math, code = (judge(tmp_path / "plan.yaml", task=task)[1].rollouts[0].makespan_s for task in ("math", "code"))
+    assert seconds[0] == seconds[1] == pytest.approx(code) and code > 1.5 * math
+    assert "no phase 2 of code" in call(capsys, monkeypatch, "simulate", "plan.yaml", "--task=code", "--phase=2")[2]
+
+
+def test_a_size_that_the_jobs_own_limits_refuse_names_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {**JOB, "price": "2 USD/h", "limits": {"usd_per_step": "0.0001 USD"}, "modes": "colocated"}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    monkeypatch.chdir(tmp_path)
+    words = ("size", "job.yaml", "--target", "usd/step<=1", "--most-nodes", "1")
+    code, _, err = call(capsys, monkeypatch, *words)
+    assert code == 1 and "meets usd/step<=1 within the job's own limits (usd_per_step" in err
 
 
 def test_no_function_takes_the_first_task_for_all() -> None:

@@ -227,16 +227,20 @@ def test_precisions_of_equal_bytes_are_judged_each_by_its_own_engine_steps() -> 
     assert alone["fp8"] != alone["int8_wo"]
 
 
-def test_a_runner_up_that_is_faster_by_itself_is_not_called_worse() -> None:
-    """Tasks that share the devices: with all of them to itself each would be faster."""
-    one = {"prompts_per_step": 64, "group_size": 8, "max_prompt_tokens": 1024, "max_response_tokens": 4096}
-    tasks = [{**one, "name": name, "workload": name, "rl_steps": 10} for name in ("math", "programming")]
-    plan = plan_job(job(nodes=2, sharing="devices", tasks=tasks, architecture="Qwen3-8B"))
-    ups = [phase.runner_up for phase in plan.phases if phase.runner_up is not None]
-    assert any(up.loss < 0.0 and up.distinguishable for up in ups)
-    for up in ups:
-        assert up.verdict.endswith("worse beyond the intervals") == (up.distinguishable and up.loss >= 0.0)
-        assert up.verdict.endswith("better by itself, not chosen") == (up.distinguishable and up.loss < 0.0)
+def test_no_other_choice_takes_the_devices_of_another_task() -> None:
+    """Tasks that share the devices: with all of them each would be faster, which is no choice beside others."""
+    one = {"prompts_per_step": 64, "group_size": 2, "max_prompt_tokens": 1024, "max_response_tokens": 4096}
+    tasks = [{**one, "name": name, "workload": name} for name in ("math", "programming")]
+    plan = plan_job(job(nodes=2, sharing="devices", tasks=tasks, architecture="Qwen3-8B", modes=["colocated"]))
+    for phase in plan.phases:
+        others = [*filter(None, [phase.runner_up]), *phase.next_best, *phase.pareto]
+        words = [
+            word for differs in (phase.simplest, *phase.ties, *(each.differs for each in others)) for word in differs
+        ]
+        taken = [int(word.split(" on ")[1].split()[0]) for word in words if word.endswith(" devices")]
+        assert others and all(devices <= phase.pool("trainer").devices for devices in taken)
+        ups = [*filter(None, [phase.runner_up]), *phase.next_best]
+        assert not any(up.loss < 0.0 and up.distinguishable for up in ups)
 
 
 @pytest.mark.parametrize("bold", [True, False])

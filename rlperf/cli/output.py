@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TaskName = Annotated[str | None, typer.Option("--task", help="Which one, of a job with several tasks.")]
+PhaseNumber = Annotated[int, typer.Option("--phase", min=1, help="Which phase of a plan.yaml, from 1.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
 
 

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from rlperf.cli.asked import AskedJob, asks_job
-from rlperf.cli.output import AsJson, TaskName, console, print_json, progress
+from rlperf.cli.output import AsJson, PhaseNumber, TaskName, console, print_json, progress
 from rlperf.errors import SpecError
 
 
 @asks_job
 def predict(
     asked: AskedJob,
-    phase: Annotated[int, typer.Option(min=1, help="Which phase of a plan.yaml, from 1.")] = 1,
+    phase: PhaseNumber = 1,
     task: TaskName = None,
     figure: Annotated[Path | None, typer.Option(help="Write the timeline as a figure (.svg or .png).")] = None,
     as_json: AsJson = False,

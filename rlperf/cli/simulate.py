@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlperf.cli.output import AsJson, TaskName, console, default_job, print_json, print_table, progress
+from rlperf.cli.output import AsJson, PhaseNumber, TaskName, console, default_job, print_json, print_table, progress
 from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def simulate(
         str, typer.Option(help="round_robin, static_group, least_loaded or prefix_aware")
     ] = "round_robin",
     rl_step: Annotated[int, typer.Option(min=0, help="Which of the job's sampled or recorded rl_steps.")] = 0,
+    phase: PhaseNumber = 1,
     task: TaskName = None,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +39,7 @@ def simulate(
     from rlperf.specs.writer import write_atomic
 
     with progress("simulating"):
-        name, trajectories, result, steady, filled = _rollout(job or default_job(), routing, rl_step, task)
+        name, trajectories, result, steady, filled = _rollout(job or default_job(), routing, rl_step, phase, task)
         write_atomic(out / "trace.json", perfetto_trace(result, trajectories))
         write_atomic(out / "rollout.svg", rollout_figure(result, title=name).decode())
     summary = summary_of(result)
@@ -55,20 +56,18 @@ def simulate(
 
 
 def _rollout(
-    path: Path, routing: str, rl_step: int, task: str | None
+    path: Path, routing: str, rl_step: int, phase: int, task: str | None
 ) -> tuple[str, Any, RolloutResult, AsyncResult | None, tuple[str, ...]]:
     """The job's rollout: name, trajectories, outcome, asynchronous steady state, and what was filled in."""
-    from rlperf.api import ask
+    from rlperf.api import judge
     from rlperf.errors import Problem, SpecError
     from rlperf.plan.judge.timeline import steady_state
-    from rlperf.plan.predict import evaluate_job
     from rlperf.sim.rollout import Trajectories, simulate_rollout
     from rlperf.sim.rollout.routing import suggestion
 
     if suggestion(routing) != f"did you mean {routing}?":
         raise SpecError(Problem(f"unknown routing {routing!r}", suggestion=suggestion(routing)))
-    question = ask(path, task=task)
-    evaluation, filled = evaluate_job(question.context, question.facts)
+    job, evaluation, found = judge(path, phase=phase, task=task)
     tables = evaluation.demand.tables
     if rl_step >= len(tables):
         raise SpecError(f"--rl-step {rl_step}: this job has {len(tables)} rl_steps to simulate, 0 to {len(tables) - 1}")
@@ -81,7 +80,7 @@ def _rollout(
         routing=routing,  # type: ignore[arg-type]
         options=evaluation.replicas.options,
     )  # fmt: skip
-    return question.job.name, trajectories, result, steady_state(evaluation), filled
+    return job.name, trajectories, result, steady_state(evaluation), (*found.warnings, *found.assumed)
 
 
 def summary_of(result: RolloutResult) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import AsJson, console, print_json, print_table, progress
 from rlperf.errors import InfeasibleError, Problem, SpecError
+
+if TYPE_CHECKING:
+    from rlperf.specs.job import Limits
 
 
 @asks_job
@@ -31,19 +34,28 @@ def size(
 
     Example: rlperf size job.yaml --target "step<=10min" --price h100=2.5,h200=3.1,a100=1.3
     """
-    from rlperf.api import size_job
+    from rlperf.api import load_job, size_job
 
-    prices = _prices(price or ())
+    job, prices = asked.job(any_size=True), _prices(price or ())
     with progress("sizing") as bar:
-        found = size_job(
-            asked.job(any_size=True), target, clusters=cluster or (), prices=prices, most_nodes=most_nodes, report=bar
-        )
+        found = size_job(job, target, clusters=cluster or (), prices=prices, most_nodes=most_nodes, report=bar)
     if as_json:
         print_json(found.to_dict())
     else:
         _print(found)
     if found.best is None:
-        raise InfeasibleError(f"no cluster of at most {most_nodes} nodes meets {target}")
+        unplanned = any(row.rl_step_s is None for row in found.rows)
+        own = _own_limits(load_job(job).limits) if unplanned else ""
+        raise InfeasibleError(f"no cluster of at most {most_nodes} nodes meets {target}{own}")
+
+
+def _own_limits(limits: Limits) -> str:
+    """What the job itself bounds besides the target, in words: nothing slower or dearer is ever planned."""
+    from rlperf.units import human_seconds, human_usd
+
+    stated = [] if limits.step is None else [f"step {human_seconds(limits.step)}"]
+    stated += [] if limits.usd_per_step is None else [f"usd_per_step {human_usd(limits.usd_per_step)} USD"]
+    return f" within the job's own limits ({', '.join(stated)})" if stated else ""
 
 
 def _prices(texts: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -106,16 +107,27 @@ def _phases(
     context: Context, program: Program, decisions: list[Decision], solution: Solution, free_schedule: bool
 ) -> list[Phase]:
     """The chosen column of every slot in words; slots that were judged together are put into words once."""
-    made: dict[tuple[str, tuple[bytes, ...], Configuration], Phase] = {}
+    made: dict[tuple[str, tuple[bytes, ...], Configuration, int], Phase] = {}
     found = []
-    moves = sensitivities(context, program, decisions, solution.chosen)
-    for decision, column, move in zip(decisions, solution.chosen, moves, strict=True):
+    moves, rooms = sensitivities(context, program, decisions, solution.chosen), _rooms(context, decisions, solution)
+    for decision, column, move, room in zip(decisions, solution.chosen, moves, rooms, strict=True):
         chosen = decision.evaluations[column]
-        key = (decision.task.task.name, chosen.demand.keys, chosen.configuration)
+        key = (decision.task.task.name, chosen.demand.keys, chosen.configuration, room)
         if key not in made:
-            made[key] = phase_of(context, decision, column, free_schedule=free_schedule)
+            made[key] = phase_of(context, decision, column, room, free_schedule=free_schedule)
         found.append(made[key].model_copy(update={"rl_steps": decision.rl_steps, "sensitivity": move}))
     return found
+
+
+def _rooms(context: Context, decisions: list[Decision], solution: Solution) -> list[int]:
+    """Devices that every slot may take beside those that run at the same time."""
+    devices = [d.evaluations[c].configuration.devices for d, c in zip(decisions, solution.chosen, strict=True)]
+    most, taken = context.cluster.devices, dict.fromkeys((d.rl_steps[0] for d in decisions), 0)
+    if context.job.sharing != "devices":
+        return [sys.maxsize] * len(decisions)  # engines may have a cluster of their own beside it
+    for decision, own in zip(decisions, devices, strict=True):
+        taken[decision.rl_steps[0]] += own
+    return [most - taken[d.rl_steps[0]] + own for d, own in zip(decisions, devices, strict=True)]
 
 
 def program_of(context: Context, decisions: list[Decision], facts: FrameworkFacts | None = None) -> Program:

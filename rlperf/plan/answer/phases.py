@@ -27,11 +27,15 @@ BEST = 10
 """Choices that a plan lists: itself, the runner-up, and those after it."""
 
 
-def phase_of(context: Context, decision: Decision, column: int, *, free_schedule: bool = True) -> Phase:
-    """The plan's words for the chosen column of a slot; ``free_schedule`` as in `rlperf.plan.planner.plan_job`."""
+def phase_of(context: Context, decision: Decision, column: int, room: int, *, free_schedule: bool = True) -> Phase:
+    """The plan's words for the chosen column of a slot; ``free_schedule`` as in `rlperf.plan.planner.plan_job`.
+
+    ``room``: devices that others leave it; what takes more is no other choice.
+    """
     chosen = decision.evaluations[column]
     configuration = chosen.configuration
-    order = [int(index) for index in np.argsort(decision.objective, kind="stable") if index != column]
+    fits = [index for index, one in enumerate(decision.evaluations) if one.configuration.devices <= room]
+    order = sorted((index for index in fits if index != column), key=lambda index: decision.objective[index])
     apart = contenders(decision.evaluations).apart(column).tolist()
     rivals = [_runner_up(decision, column, index, apart=apart[index]) for index in _listed(decision, order)]
     tied = [decision.evaluations[index] for index in order if not apart[index]]
@@ -53,7 +57,7 @@ def phase_of(context: Context, decision: Decision, column: int, *, free_schedule
         tied=len(tied),
         ties=tuple(tuple(differences(configuration, other.configuration)) for other in tied[:NAMED_TIES]),
         simplest=_simplest(chosen, tied),
-        pareto=tuple(front(context, decision, column)),
+        pareto=tuple(front(context, decision, column, fits)),
         off_path=any(configuration.departures) and not context.job.objective.bold,
         binds=(*binding(context, decision.task, chosen), *([pipeline] if pipeline else [])),
     )
@@ -116,16 +120,13 @@ def _listed(decision: Decision, others: list[int]) -> list[int]:
     return [*others[: BEST - 1], *(index for index in kinds.values() if index not in others[: BEST - 1])]
 
 
-def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint]:
-    """Judged candidates that no other one beats in time, device-seconds and memory together, fastest first."""
-    chosen = decision.evaluations[column]
-    prices = [usage_of(context, e.configuration).usd_per_s for e in decision.evaluations]
-    shares = [max(use.total / use.limit for use in memory_uses(context, e).values()) for e in decision.evaluations]
+def front(context: Context, decision: Decision, column: int, fits: Sequence[int]) -> list[ParetoPoint]:
+    """Judged candidates of ``fits`` that none beats in time, device-seconds and memory together, fastest first."""
+    chosen, found = decision.evaluations[column], [decision.evaluations[index] for index in fits]
+    prices = [usage_of(context, e.configuration).usd_per_s for e in found]
+    shares = [max(use.total / use.limit for use in memory_uses(context, e).values()) for e in found]
     criteria = np.array(
-        [
-            (e.rl_step_s, e.rl_step_s * e.configuration.devices, share)
-            for e, share in zip(decision.evaluations, shares, strict=True)
-        ]
+        [(e.rl_step_s, e.rl_step_s * e.configuration.devices, share) for e, share in zip(found, shares, strict=True)]
     )
     kept = np.flatnonzero(pareto_mask(criteria))
     return [
@@ -134,9 +135,7 @@ def front(context: Context, decision: Decision, column: int) -> list[ParetoPoint
             device_s=float(criteria[i, 1]),
             usd_per_step=None if (price := prices[i]) is None else float(criteria[i, 0]) * price,
             memory_share=float(criteria[i, 2]),
-            differs=()
-            if i == column
-            else tuple(differences(chosen.configuration, decision.evaluations[i].configuration)),
+            differs=() if fits[i] == column else tuple(differences(chosen.configuration, found[i].configuration)),
         )
         for i in kept[np.argsort(criteria[kept, 0], kind="stable")]
     ]

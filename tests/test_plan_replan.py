@@ -15,7 +15,7 @@ from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.stage_factors import Errors, StageFactor
+from rlperf.plan.judge.stage_factors import NOISE, STAGES, Errors, StageFactor, stage_factors
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.replan import Replan, replan_job
@@ -188,6 +188,32 @@ def test_a_rollout_that_is_broken_recommends_no_layout_for_being_another() -> No
     usual, alike = (Errors.expected((each,)) for each in (small, broken))
     assert usual.other["rollout"] < 0.6 * usual.ran["rollout"]
     assert alike.other["rollout"] == alike.ran["rollout"]
+
+
+def test_stages_that_a_log_does_not_time_are_told_by_what_its_rl_steps_leave(wide: Run) -> None:
+    """TRL times no update: of one 1.5 times as long nothing was heard, though every rl_step is stated.
+
+    Each is what normal conditioning on the sum of their errors gives.
+    """
+    recorded = judged(wide.context, wide.running, [lengths(k, wide.growth) for k in range(3)])
+    due = {stage: getattr(recorded.seconds, f"{stage}_s") for stage in STAGES}
+    whole = recorded.seconds.rl_step_s + 0.5 * due["training"]
+    timed = {"rollout_s": due["rollout"], "weight_sync_s": due["weight_sync"]}
+    silent = {each.stage: each for each in stage_factors(wide.context, recorded, StepLog.of([0, 1, 2], **timed))}
+    told = {
+        each.stage: each
+        for each in stage_factors(wide.context, recorded, StepLog.of([0, 1, 2], rl_step_s=whole, **timed))
+    }
+    assert silent["training"].value == 1.0 and silent["training"].rl_steps == 0 and told["training"].rl_steps == 3
+    left = [stage for stage in ("scoring", "training") if due[stage].mean() > 0.0]
+    rest = sum(due[stage] for stage in left)
+    share, prior = (np.array([(due[s] / rest).mean() for s in left]), np.array([told[s].prior for s in left]))
+    ratio = np.median(np.log(1.0 + 0.5 * due["training"] / rest))
+    noise = NOISE * (recorded.seconds.rl_step_s / rest).mean()
+    gain = prior**2 * share / (noise**2 + ((share * prior) ** 2).sum())
+    assert [told[s].mean for s in left] == pytest.approx(list(gain * ratio))
+    assert [told[s].sigma for s in left] == pytest.approx(list(prior * np.sqrt(1.0 - gain * share)))
+    assert told["training"].value > 1.02 and told["rollout"] == silent["rollout"]
 
 
 def test_refuses_what_it_cannot_answer(wide: Run) -> None:

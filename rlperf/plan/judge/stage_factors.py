@@ -15,6 +15,11 @@ conditioning)
 
 so that few or noisy rl_steps leave the factor near 1, and another layout takes over only the shared part.
 
+Stages that a log does not time by themselves it tells together, where nothing overlaps: what its rl_steps leave beside
+the timed ones and what is predicted of the rest. With :math:`w_i` their shares of the predicted seconds, that is
+:math:`r = \sum_i w_i e_i` and noise u, so that of each :math:`m_i = r / w_i` with the others as its noise,
+:math:`v_i = (u^2 + \sum_{j \ne i} w_j^2 \sigma_j^2) / w_i^2`.
+
 That holds of errors that predictions have. Where m is more than `SURPRISE` of its standard deviations
 :math:`\sqrt{\sigma^2 + v}` off, something else is the matter (a node, a setting), and no layout is known to be free of
 it: then :math:`\rho = 1`, and all layouts are expected to take as many times their seconds.
@@ -22,13 +27,14 @@ it: then :math:`\rho = 1`, and all layouts are expected to take as many times th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.specs.modes import MODES
 from rlperf.specs.stage_spread import SURPRISE
@@ -127,7 +133,34 @@ def stage_factors(context: Context, recorded: Evaluation, log: StepLog) -> tuple
         freedom = max(n - 1, 0)
         noise = float(np.sqrt((NOISE_WEIGHT * assumed**2 + freedom * scatter**2) / (NOISE_WEIGHT + freedom)))
         found.append(StageFactor(stage, median, noise, n, float(getattr(sigmas, f"{stage}_s"))))
-    return tuple(found)
+    if MODES[recorded.configuration.mode].overlaps:
+        return tuple(found)
+    return _with_the_rest(found, recorded.seconds, log)
+
+
+def _with_the_rest(found: list[StageFactor], predicted: StageSeconds, log: StepLog) -> tuple[StageFactor, ...]:
+    """Stages that the log does not time, from what its rl_steps leave for them together.
+
+    Its noise is `NOISE` of the rl_step however many there are: what else stands in one is known no better.
+    """
+    seconds = {stage: np.asarray(getattr(predicted, f"{stage}_s")) for stage in STAGES}
+    silent = {each.stage: each for each in found if not each.rl_steps and float(seconds[each.stage].mean()) > 0.0}
+    left = log.rl_step_s - (predicted.rl_step_s - sum(seconds.values()))
+    left = left - sum(getattr(log, f"{each.stage}_s") for each in found if each.rl_steps)
+    due = np.asarray(sum(seconds[stage] for stage in silent))
+    if not silent or not (known := np.isfinite(left) & (left > 0)).any():
+        return tuple(found)
+    ratio, n = float(np.median(np.log(left[known] / due[known]))), int(known.sum())
+    share = {stage: float((seconds[stage] / due).mean()) for stage in silent}
+    own = NOISE * float((predicted.rl_step_s / due).mean())
+    whole = own**2 + sum((share[stage] * each.prior) ** 2 for stage, each in silent.items())
+
+    def told(each: StageFactor) -> StageFactor:
+        w = share[each.stage]
+        variance = whole / w**2 - each.prior**2
+        return replace(each, log_ratio=ratio / w, noise=float(np.sqrt(variance * n * 2.0 / np.pi)), rl_steps=n)
+
+    return tuple(told(each) if each.stage in silent else each for each in found)
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,6 +69,18 @@ def test_a_script_is_known_by_what_slime_has_not(tmp_path: Path) -> None:
     assert errors(clean) == set() and clean.predicted is not None and clean.predicted.rl_step_s > 0
 
 
+@pytest.mark.parametrize(("folder", "name"), [
+    ('"${MILES:?set MILES to your miles checkout}"', "miles"), ("/root/miles/", "miles"), ("$MILES_DIR", "miles"),
+    ('"${SLIME:?set SLIME to your slime checkout}"', "slime"), ("/home/miles/slime", "slime"), ("smiles", "slime"),
+])  # fmt: skip
+def test_a_script_without_own_flags_is_known_by_the_checkout_that_it_goes_to(
+    folder: str, name: str, tmp_path: Path
+) -> None:
+    """A plan of 2 min 42 s was audited as slime's, from the very file written for it: 2 min 29 s."""
+    (tmp_path / "run.sh").write_text(f"cd {folder}\n" + text(pause_generation_mode=None))
+    assert import_config([tmp_path / "run.sh"]).adapter.name == name
+
+
 def test_defaults_are_those_of_its_own_parser() -> None:
     """slime's reader fills in what both have; no value of it may differ from what miles' parser lists."""
     table = {key: spec.default for key, spec in key_table("miles").keys("0.0").items()}

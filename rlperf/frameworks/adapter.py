@@ -53,6 +53,8 @@ class Source:
     """Flag -> its word on the command line, whatever it reads as."""
     launcher: Mapping[str, Value] = field(default_factory=dict)
     """What the launcher (accelerate, torchrun) is told: ``num_processes`` and the like; no keys of the framework."""
+    folder: str = ""
+    """Where a script goes (``cd``) before it runs the program, as it says it."""
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Only what differs from `rlperf.frameworks.slime` stands here. Unknown flags are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -50,6 +51,10 @@ class MilesFacts(SlimeFacts):
     prefill_scores: bool = True
 
 
+_CHECKOUT = re.compile(r"(?:\$\{?)?miles(?![a-z])", re.IGNORECASE)
+"""The last part of a path to a checkout of it, or a variable that holds one: ``miles-main``, ``${MILES:?...}``."""
+
+
 @dataclass(frozen=True)
 class Miles(Slime):
     """The adapter."""
@@ -60,10 +65,11 @@ class Miles(Slime):
     unscored: int = 0
 
     def detect(self, source: Source) -> float:
-        """slime's flags beside one that no release of slime has, or a function of miles'."""
+        """slime's flags beside one that no release of slime has, a function of miles', or run in its checkout."""
         functions = (str(value) for value in source.keys.values())
         own = _OWN & set(source.keys) or any(value.startswith("miles.") for value in functions)
-        return 0.97 if super().detect(source) and (own or "miles/" in source.entry) else 0.0
+        there = "miles/" in source.entry or _CHECKOUT.match(source.folder.rstrip("/").rpartition("/")[2])
+        return 0.97 if super().detect(source) and (own or there) else 0.0
 
     def placement(self, run: Run, target: Target) -> list[Setting]:
         """As slime's, and a critic's GPUs: as many as the actor's, as ranks are paired."""

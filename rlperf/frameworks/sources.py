@@ -51,6 +51,7 @@ class _Gathered:
     launcher: dict[str, Value] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
+    folder: str = ""
     _sections: set[str] = field(default_factory=set)
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
@@ -74,6 +75,7 @@ class _Gathered:
             frozenset(self.additions),
             dict(self.words),
             dict(self.launcher),
+            self.folder,
         )
 
 
@@ -175,6 +177,8 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
     score = 0
     for command in commands_run(text, gathered.given):
         words = command.words
+        if words[0].text == "cd" and len(words) == 2:
+            gathered.folder = words[1].text
         if words[0].text in ("source", ".") and len(words) == 2 and "models/" in words[1].text:
             # not read: what it states beside the launch is the framework's own
             gathered.bases.append(_within_checkout(words[1].text))

@@ -88,8 +88,10 @@ def test_a_users_table_is_predicted(tmp_path: Path) -> None:
 
 def test_first_tokens_of_a_closed_loop_are_those_of_its_whole_run(tmp_path: Path) -> None:
     notes = {"1": "16 requests", "10": "", "100": "1600 requests", "middle": "1600 requests; medians"}
-    rows = [served_row(row_id=name, note=note) for name, note in notes.items()]
-    rows.append(served_row(row_id="again", group="aic_silicon", engine_version="0.12.0"))  # the same prompts again
+    rows = [served_row(row_id=name, note=note, measured_ttft_ms=80 + n) for n, (name, note) in enumerate(notes.items())]
+    rows.append(
+        served_row(row_id="again", group="aic_silicon", engine_version="0.12.0", measured_ttft_ms=90)
+    )  # the same prompts again
     found = {one.row_id: one for one in validate_file(table(tmp_path, *rows), "inference").predictions
              if one.metric == LOOP}  # fmt: skip
     assert set(found) == set(notes)
@@ -116,7 +118,9 @@ def test_what_the_prefix_cache_has_is_read_and_not_computed(tmp_path: Path) -> N
 
 def test_first_tokens_that_fitted_the_front_end_are_never_scored(tmp_path: Path) -> None:
     rate = {"mode": "online_rate", "concurrency": "", "note": "request rate 2/s", "engine": "trtllm"}
-    path = table(tmp_path, served_row(**rate, engine_version="0.14"), served_row(**rate, row_id="b"))
+    path = table(
+        tmp_path, served_row(**rate, engine_version="0.14"), served_row(**rate, row_id="b", measured_ttft_ms=81)
+    )
     used = {(one.row_id, one.metric): one.used_in_calibration for one in validate_file(path, "inference").predictions}
     assert used == {
         ("mine_1", "tpot_ms"): False, ("mine_1", "ttft_ms"): True, ("b", "tpot_ms"): False, ("b", "ttft_ms"): False,
@@ -271,7 +275,7 @@ def test_groups_that_nobody_had_in_view_are_summed_up_apart(tmp_path: Path) -> N
     path = table(
         tmp_path,
         served_row(group="aic_silicon"),
-        served_row(row_id="mine_3"),
+        served_row(row_id="mine_3", measured_ttft_ms=81.0),
     )  # fmt: skip
     report = validate_file(path, "inference")
     assert {one.row_id: one.new for one in report.predictions} == {"mine_1": False, "mine_3": True}

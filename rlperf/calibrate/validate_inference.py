@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.basis import ServedLoad, serving_basis
-from rlperf.errors import SpecError
+from rlperf.cost.parameters import parameters
+from rlperf.errors import RlperfError, SpecError
 from rlperf.specs.engine_calibration import EngineCalibration
 
 LOOP = "closed_loop_ttft_ms"
@@ -16,7 +18,9 @@ LOOP = "closed_loop_ttft_ms"
 TOLD_AGAIN = "the measurement of an earlier row, under another name or with fewer digits"
 _LOAD = (
     "engine", "gpu", "n_gpus", "tensor_parallel", "expert_parallel", "gemm_dtype", "mode", "isl", "osl", "concurrency",
+    "cached_tokens",
 )  # fmt: skip
+_SENT = re.compile(r"\d+ requests|rate \S+")
 _TIMES = ("measured_tpot_ms", "measured_ttft_ms")
 
 
@@ -43,14 +47,20 @@ def told_again(table: Table) -> frozenset[str]:
     """Rows that print an earlier row's measurement again, which counts once.
 
     Tables of tables hold one run under two names of its model, under a release and its date, or rounded. Such rows have
-    the same load on the same devices and the same times to a hundredth of a millisecond, which two runs do not.
+    the same shape and load on the same devices, and the same times to a hundredth of a millisecond, which two runs do
+    not have. A row that cannot be read is none of them: it is refused for what is wrong with it.
     """
-    seen: set[tuple[str, ...]] = set()
+    seen: set[tuple[object, ...]] = set()
     again: list[str] = []
     for row in table:
-        times = [format(row.number(name) or 0.0, ".2f") for name in _TIMES]
-        rate = format(row.number("measured_output_tokens_per_s_per_gpu") or 0.0, ".3g")
-        key = (*(row.text(name) for name in _LOAD), *times, rate)
+        try:
+            arch = row.architecture()
+            times = [format(row.number(name) or 0.0, ".2f") for name in _TIMES]
+            rate = format(row.number("measured_output_tokens_per_s_per_gpu") or 0.0, ".3g")
+        except RlperfError:
+            continue
+        load = (*(row.text(name) for name in _LOAD), *_SENT.findall(row.text("note")))
+        key = (arch.family, parameters(arch), *load, *times, rate)
         if key in seen:
             again.append(row.row_id)
         seen.add(key)

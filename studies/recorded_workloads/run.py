@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +74,10 @@ def brute_force(context: Context, demand: Demand, job: Job) -> tuple[float, Conf
     screened = screen(context, task, (demand,), facts_of(job), prune=False, keep=10**6)
     judge = Judge(context, task)
     judged = [judge.evaluate(demand, each) for each in screened.configurations]
-    # scoring in budgets of its own, which no pair of the screen has
-    apart = (scored_apart(judge, each) for each in judged)
-    judged += [judge.evaluate(demand, each) for each in apart if each is not None]
+    # uneven stages, and scoring in budgets of its own, which no pair of the screen has
+    for beside in (judge.staged, partial(scored_apart, judge)):
+        more = [beside(each) for each in judged]
+        judged += [judge.evaluate(demand, each) for each in more if each is not None]
     values = [judged_objective(context, each) for each in judged]
     best = int(np.argmin(values))
     return values[best], judged[best].configuration, len(screened.configurations)

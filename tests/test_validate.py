@@ -18,7 +18,7 @@ from rlperf.calibrate.leave_out_inference import predict_groups
 from rlperf.calibrate.splits import HELD_OUT, NEW, groups_at_hand
 from rlperf.calibrate.tables import Refusal, Row, read_table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, report_of, validate_file
-from rlperf.calibrate.validate_inference import LOOP
+from rlperf.calibrate.validate_inference import LOOP, TOLD_AGAIN
 from rlperf.cli.main import run
 from rlperf.cli.validate import text_of
 from rlperf.cost.inference import decode_step_s, engine_step_cost
@@ -473,7 +473,8 @@ def test_served_rows(measured_data: Path) -> None:
     """Every row predicted by a fit that did not see its configuration; the shipped constants saw all of them."""
     file = measured_data / "measured" / "inference.csv"
     report, table = scored(file, "inference"), read_table(file)
-    assert sum(report.refused.values()) < 0.02 * report.rows
+    others = {reason: rows for reason, rows in report.refused.items() if reason != TOLD_AGAIN}
+    assert sum(others.values()) < 0.02 * report.rows and 0 < report.refused[TOLD_AGAIN] < 0.06 * report.rows
     primary = [one for one in report.predictions if one.metric == "tpot_ms"]
     names = {row.row_id: (row.text("architecture"), row.text("gpu")) for row in table}
     # seen rows are never reported; where nobody timed its attention, no fit takes rows of GLM-5
@@ -485,7 +486,7 @@ def test_served_rows(measured_data: Path) -> None:
         (one.metric, one.group): one for one in left_out_report("inference", file.name, "configuration", groups).lines
     }
     whole = lines["tpot_ms", ALL]
-    assert whole.rows > 1700
+    assert whole.rows > 1600
     assert whole.left_out.median < 8.5 and whole.left_out.mean < 12.0
     assert 0.86 < whole.left_out.inside < 0.95 and whole.left_out.width < 60.0
     assert lines["tokens_per_s_per_gpu", ALL].left_out.mean < 19.0

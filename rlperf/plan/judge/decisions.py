@@ -272,10 +272,13 @@ def _evaluations(
 
 
 def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> list[Evaluation]:
-    """The ``count`` that judge best, beaten path and all."""
+    """The ``count`` that judge best of every variant, beaten path and all: what is open is judged as if stated."""
     value = np.array([judged_objective(context, e) for e in evaluations])
     ranked = np.argsort(value + _price(context, evaluations, value), kind="stable")
-    return [evaluations[index] for index in ranked[:count]]
+    kept: dict[tuple[object, ...], list[Evaluation]] = {}
+    for one in (evaluations[index] for index in ranked):
+        kept.setdefault(one.configuration.variant, []).append(one)
+    return [one for own in kept.values() for one in own[:count]]
 
 
 def _beside_the_judged(

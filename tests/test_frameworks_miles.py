@@ -70,8 +70,8 @@ def test_a_script_is_known_by_what_slime_has_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("folder", "name"), [
-    ('"${MILES:?set MILES to your miles checkout}"', "miles"), ("/root/miles/", "miles"), ("$MILES_DIR", "miles"),
-    ('"${SLIME:?set SLIME to your slime checkout}"', "slime"), ("/home/miles/slime", "slime"), ("smiles", "slime"),
+    ('"${MILES:?set MILES to your miles checkout}"', "miles"), ("/srv/miles/", "miles"), ("$MILES_DIR", "miles"),
+    ('"${SLIME:?set SLIME to your slime checkout}"', "slime"), ("/srv/miles/slime", "slime"), ("smiles", "slime"),
 ])  # fmt: skip
 def test_a_script_without_own_flags_is_known_by_the_checkout_that_it_goes_to(
     folder: str, name: str, tmp_path: Path

@@ -141,7 +141,7 @@ class Refits:
         found = [
             figure
             for case in mine
-            if case.row.row_id not in self._again.union(case.hardware.calibration.served_rows)
+            if case.row.row_id not in self._again and case.row.row_id not in case.hardware.calibration.served_rows
             for figure in predict_case(case_of(case.row, engines, constants), costs)
             if figure.metric != "ttft_ms" or not figure.used_in_calibration  # those that fitted `front_end`
         ]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlperf.cost.reject import Reject
 from rlperf.layout import Layout
 from rlperf.plan.judge.budgets import WORTH
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.rollout_columns import FEWEST, awake_limits, memory_fractions
-from rlperf.plan.search.trainer_columns import memory_flags
+from rlperf.plan.search.trainer_columns import hosts_hold
 from rlperf.sim.rl_step.engine import short_cache
 
 ANY = 1 << 30
@@ -47,10 +46,8 @@ def with_parked_trainer(judge: Judge, evaluation: Evaluation) -> Configuration |
     if stated is not None or trainer.settings.parked is not False or not _short(evaluation):
         return None
     parked = evaluation.configuration.with_trainer(parked=True)
-    held = judge.holds(evaluation.demand, parked).held
-    backend, layout = np.zeros(1, dtype=np.int64), Layout.of_values(trainer.layout)
-    flags = memory_flags(judge.context, backend, layout, held.peak.ravel()[:1], held.host.ravel()[:1])
-    return None if int(flags[0]) & int(Reject.HOST_MEMORY) else parked
+    host = judge.holds(evaluation.demand, parked).held.host
+    return parked if hosts_hold(judge.context, Layout.of_values(trainer.layout), host).all() else None
 
 
 def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | None:

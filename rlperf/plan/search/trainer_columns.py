@@ -275,13 +275,13 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
     for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
         peak[rows], idle[rows], host[rows] = memory.peak, memory.idle, memory.host
         transition[rows] = transition_seconds(context.site, memory)
-    flags = grid.flags | memory_flags(context, grid.backend, grid.layout, peak, host)
+    flags = grid.flags | _memory_flags(context, grid.backend, grid.layout, peak, host)
     if context.site.critic_apart:
         layout, theirs = grid.layout.on(grid.critic), np.empty((2, count))
         parts = grid.bytes_of(context, architecture, demand, context.site.critic, layout)
         for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
             theirs[:, rows] = memory.peak, memory.host
-        flags = flags | memory_flags(context, grid.backend, layout, *theirs)
+        flags = flags | _memory_flags(context, grid.backend, layout, *theirs)
     flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BUDGET), 0)
     if context.job.pool("trainer").settings.shared_prefix:
         # neither a ring nor Ulysses knows who shares a prompt with whom
@@ -313,12 +313,16 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
     )
 
 
-def memory_flags(context: Context, backend: IntArray, layout: Layout, peak: FloatArray, host: FloatArray) -> IntArray:
+def _memory_flags(context: Context, backend: IntArray, layout: Layout, peak: FloatArray, host: FloatArray) -> IntArray:
     """`Reject` flags of pools whose devices or nodes hold less than these bytes per device ``[columns]``."""
-    per_node = np.minimum(context.cluster.devices_per_node, layout.devices)
-    limit = context.job.limits.host_memory or context.cluster.host_memory
     over = np.where(peak > peak_limits(context, backend), int(Reject.MEMORY), 0)
-    return np.asarray(over | np.where(host * per_node > limit, int(Reject.HOST_MEMORY), 0))
+    return np.asarray(over | np.where(hosts_hold(context, layout, host), 0, int(Reject.HOST_MEMORY)))
+
+
+def hosts_hold(context: Context, layout: Layout, host: FloatArray) -> BoolArray:
+    """Whether nodes hold these bytes of host memory per device ``[columns]``."""
+    per_node = np.minimum(context.cluster.devices_per_node, layout.devices)
+    return np.asarray(host * per_node <= (context.job.limits.host_memory or context.cluster.host_memory))
 
 
 def _timed(

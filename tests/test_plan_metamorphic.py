@@ -12,7 +12,7 @@ from rlperf.api import ask
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan import size
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.floor import floor_s
+from rlperf.plan.floor import floor_of
 from rlperf.plan.planner import plan_job
 from rlperf.plan.size import Sizing, size_job
 from rlperf.plan.size_target import parse_target
@@ -286,13 +286,23 @@ def test_no_cluster_beats_the_floor(mode: str) -> None:
     assert 0.0 < floor.rl_step_s <= min(row.rl_step_s for row in found.rows if row.rl_step_s is not None)
 
 
+def test_a_floor_is_its_modes_own_and_says_so() -> None:
+    """An asynchronous one was what the framework adds, 300 ms, and called the longest response alone."""
+    asked = {"limits": {"staleness": 2}, "framework": "verl", "trainer_backends": ["fsdp2"]}
+    turns, ahead = (floor_of(ask(job(modes=[mode], **asked)).context) for mode in ("colocated", "async"))
+    assert turns.waits_for.startswith("its longest response alone, and")
+    assert ahead.waits_for.startswith("a group's longest response alone, shared by the 3 batches under way, and")
+    # a group waits for half a period until its batch is there: two and a half of them
+    assert turns.rl_step_s / 5.0 < ahead.rl_step_s < turns.rl_step_s / 2.5
+
+
 def test_engines_that_nothing_holds_have_no_floor_and_a_row_that_says_why() -> None:
     pinned = job(pools=[{"role": "rollout", "layout": {"tensor_parallel": 3}}])
     found = sized(pinned, "step<=1h", most_nodes=1)
     assert (found.best, found.floors) == (None, ())
     assert all(row.note and row.rl_step_s is None for row in found.rows)
     with pytest.raises(InfeasibleError, match="no layout of the rollout pool"):
-        floor_s(ask(pinned).context)
+        floor_of(ask(pinned).context)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
-from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
 from rlperf.plan.judge.stage_factors import NOISE, STAGES, Errors, StageFactor, stage_factors
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
@@ -81,6 +81,12 @@ class Run:
 def judged(context: Context, configuration: Configuration, tables: list[LengthTable]) -> Evaluation:
     demand = Demand("math", (0, 0), configuration.batch, tuple(tables), 0.0, 0.0, ())
     return Judge(context, context.tasks[0]).evaluate(demand, configuration)
+
+
+def factors(context: Context, recorded: Evaluation, **stated: np.ndarray) -> dict[str, StageFactor]:
+    """Stage factors by a log of the recorded rl_steps that states these columns."""
+    log = StepLog.of(np.arange(len(recorded.seconds.rl_step_s)), **stated)
+    return {each.stage: each for each in stage_factors(context, context.tasks[0], recorded, log)}
 
 
 def true_seconds(evaluation: Evaluation) -> dict[str, np.ndarray]:
@@ -199,21 +205,60 @@ def test_stages_that_a_log_does_not_time_are_told_by_what_its_rl_steps_leave(wid
     due = {stage: getattr(recorded.seconds, f"{stage}_s") for stage in STAGES}
     whole = recorded.seconds.rl_step_s + 0.5 * due["training"]
     timed = {"rollout_s": due["rollout"], "weight_sync_s": due["weight_sync"]}
-    silent = {each.stage: each for each in stage_factors(wide.context, recorded, StepLog.of([0, 1, 2], **timed))}
-    told = {
-        each.stage: each
-        for each in stage_factors(wide.context, recorded, StepLog.of([0, 1, 2], rl_step_s=whole, **timed))
-    }
+    silent = factors(wide.context, recorded, **timed)
+    told = factors(wide.context, recorded, rl_step_s=whole, **timed)
     assert silent["training"].value == 1.0 and silent["training"].rl_steps == 0 and told["training"].rl_steps == 3
     left = [stage for stage in ("scoring", "training") if due[stage].mean() > 0.0]
     rest = sum(due[stage] for stage in left)
     share, prior = (np.array([(due[s] / rest).mean() for s in left]), np.array([told[s].prior for s in left]))
     ratio = np.median(np.log(1.0 + 0.5 * due["training"] / rest))
-    noise = NOISE * (recorded.seconds.rl_step_s / rest).mean()
+    other = recorded.seconds.rl_step_s - rest
+    noise = np.median(np.log((np.exp(NOISE) * whole - other) / (np.exp(-NOISE) * whole - other))) / 2.0
     gain = prior**2 * share / (noise**2 + ((share * prior) ** 2).sum())
     assert [told[s].mean for s in left] == pytest.approx(list(gain * ratio))
     assert [told[s].sigma for s in left] == pytest.approx(list(prior * np.sqrt(1.0 - gain * share)))
     assert told["training"].value > 1.02 and told["rollout"] == silent["rollout"]
+
+
+def apart(mode: str) -> tuple[Context, Evaluation]:
+    """Two devices roll out beside six that train, in less time; judged on three rl_steps."""
+    pools = [
+        {"role": "rollout", "devices": 2, "layout": {"tensor_parallel": 2}},
+        {"role": "trainer", "devices": 6, "settings": {"token_budget": 16384}, "layout": {"tensor_parallel": 1}},
+    ]
+    context = ask(job(modes=[mode], pools=pools, limits={"staleness": 1})).context
+    configuration = evaluate_job(context)[0].configuration
+    return context, judged(context, configuration, [lengths(k, 0.0) for k in range(3)])
+
+
+def test_a_total_tells_of_a_rollout_that_runs_beside_the_trainer() -> None:
+    """What such a log calls rollout is a wait: how long the engines took, its rl_steps tell, where they wait for it."""
+    context, recorded = apart("one_step_off")
+    due = recorded.seconds
+    assert (due.rollout_s > 1.5 * due.training_s).all()
+    stated = {"training_s": due.training_s, "scoring_s": due.scoring_s, "rollout_s": 0.1 * due.rollout_s}
+    slow = factors(context, recorded, rl_step_s=due.rl_step_s + 0.2 * due.rollout_s, **stated)["rollout"]
+    assert slow.log_ratio == pytest.approx(np.log(1.2), rel=1e-3) and slow.by_total and slow.rl_steps == 3
+    assert 1.1 < slow.value < 1.2
+    # a trainer that every rl_step waits for hides the engines: they may be anything that is shorter
+    held = 3.0 * due.rl_step_s
+    hidden = factors(context, recorded, rl_step_s=1.001 * held, **{**stated, "training_s": held})["rollout"]
+    assert hidden.value == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_rollout_scaled_is_that_of_engines_so_much_slower() -> None:
+    """Its groups take as much longer as all of it does."""
+    context, recorded = apart("async")
+    stack = context.trainers[recorded.backend]
+    slower = stack.framework.model_copy(update={"factors": stack.framework.factors.scaled({"rollout": 1.3})})
+    engines = replace(context, trainers=(replace(stack, framework=slower),))
+    scaled = scaled_seconds(
+        context.of("async").site, context.tasks[0].architecture, recorded,
+        {"rollout": 1.3, "scoring": 1.0, "training": 1.0},
+    )  # fmt: skip
+    expected = judged(engines, recorded.configuration, [lengths(k, 0.0) for k in range(3)]).seconds.rl_step_s
+    assert list(scaled.rl_step_s) == pytest.approx(list(expected))
+    assert (scaled.rl_step_s > recorded.seconds.rl_step_s).all()
 
 
 def test_refuses_what_it_cannot_answer(wide: Run) -> None:

@@ -91,7 +91,7 @@ def _print(found: object) -> None:
     out = console()
     for floor in found.floors:
         least = f"no number of {floor.cluster} nodes brings an rl_step below {human_seconds(floor.rl_step_s)}"
-        out.print(f"{least}: its longest response alone, and what the framework adds", markup=False)
+        out.print(f"{least}: {floor.waits_for}", markup=False)
         if floor.enough_nodes is not None:
             beyond = f"beyond {floor.enough_nodes} nodes of {floor.cluster}"
             out.print(f"{beyond} more of them save less than {100 * HELPS:.0f} %", markup=False)

@@ -152,13 +152,11 @@ def _factors(
     few = StepLog.of(log.rl_step[keep], **{name: getattr(log, name)[keep] for name in COLUMNS})
     tables = tuple(recorded.step(int(step)) for step in few.rl_step)
     demand = _demand(task, running.batch, tables, (0, at_step - 1))
-    found = stage_factors(context, Judge(context, task).evaluate(demand, running), few)
+    found = stage_factors(context, task, Judge(context, task).evaluate(demand, running), few)
     notes += [f"the log says nothing of {factor.stage}" for factor in found if factor.rl_steps == 0]
-    left = [each.stage for each in found if each.rl_steps and not np.isfinite(getattr(few, f"{each.stage}_s")).any()]
+    left = [each.stage for each in found if each.by_total]
     if left:
-        notes.append(
-            f"the log does not time {', '.join(left)}: told by what its rl_steps leave beside the other stages"
-        )
+        notes.append(f"the log does not time {', '.join(left)}: told by its rl_steps, with what it says of the others")
     notes += [
         f"{each.stage} is {abs(each.surprise):.1f} standard deviations {'slower' if each.surprise > 0 else 'faster'} "
         "than predicted, which is no error of predictions: other layouts are taken to be so, too. Look for another "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlperf.errors import InfeasibleError, Problem, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.floor import floor_s
+from rlperf.plan.floor import LeastStep, floor_of
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.words import layout_words
@@ -57,11 +57,13 @@ class Floor:
     """What no number of a cluster's nodes beats, and from how many on more of them hardly help.
 
     ``enough_nodes`` : fewest of those tried that no larger number beats by more than `HELPS`; None: more still help
+    ``waits_for`` : what an rl_step waits for however many nodes there are, in words
     """
 
     cluster: str
     rl_step_s: float
     enough_nodes: int | None
+    waits_for: str
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,8 @@ def _searched(
 ) -> _Searched:
     """One cluster: a piece of work that may run in another process."""
     tried = _Tried(jobs[name], target, ask, most_nodes, report).search()
-    floor = None if tried.floor_s is None else Floor(name, tried.floor_s, tried.enough)
+    least = tried.least
+    floor = None if least is None else Floor(name, least.rl_step_s, tried.enough, least.waits_for)
     return _Searched(tuple(tried.rows), {row.nodes: tried.plans[row.nodes] for row in tried.rows if row.meets}, floor)
 
 
@@ -332,7 +335,7 @@ class _Tried:
     tell: Tell
     plans: dict[int, Plan | None] = field(default_factory=dict)
     made: dict[int, SizeRow] = field(default_factory=dict)
-    floor_s: float | None = None
+    least: LeastStep | None = None
 
     @property
     def rows(self) -> list[SizeRow]:
@@ -355,11 +358,11 @@ class _Tried:
         Nothing is planned where the floor misses the target: no number of nodes meets it.
         """
         context, _ = self.ask(self.job.model_copy(update={"nodes": 1}))
-        self.floor_s = _floor_s(context)
-        if self.target.measure == "step" and self.floor_s is not None and self.floor_s > self.target.limit:
+        self.least = _least(context)
+        if self.target.measure == "step" and self.least is not None and self.least.rl_step_s > self.target.limit:
             devices = self.most * context.cluster.devices
             devices += context.rollout_hardware.cluster.devices if context.own_rollout else 0
-            why = f"no number of nodes: the floor is {human_seconds(self.floor_s)}"
+            why = f"no number of nodes: the floor is {human_seconds(self.least.rl_step_s)}"
             self.made[self.most] = SizeRow(self.job.cluster, self.most, devices, None, None, None, False, why)
             return self
         nodes = 0
@@ -425,9 +428,9 @@ def _off_path(plan: Plan) -> str:
     return f"off the beaten path: trainer {trainer}; rollout {rollout}"
 
 
-def _floor_s(context: Context) -> float | None:
+def _least(context: Context) -> LeastStep | None:
     """The floor [s]; None where no number of devices holds the job's engines, which the row of a plan explains."""
     try:
-        return floor_s(context)
+        return floor_of(context)
     except InfeasibleError:
         return None

@@ -396,8 +396,9 @@ def scaled_seconds(
     rows = np.arange(len(evaluation.seconds.rl_step_s)) if rows is None else rows
     engine, train = evaluation.rollout.take(rows), evaluation.trainer.take(rows)
     engine = replace(
-        engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s
-    )
+        engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s,
+        group_s=factor["rollout"] * engine.group_s, recompute_s=factor["rollout"] * engine.recompute_s,
+    )  # fmt: skip
     if engine.lent_s is not None:
         engine = replace(engine, lent_s=np.reshape(factor["rollout"], (-1, 1)) * engine.lent_s)
     train = replace(

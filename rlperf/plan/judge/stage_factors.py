@@ -15,9 +15,10 @@ conditioning)
 
 so that few or noisy rl_steps leave the factor near 1, and another layout takes over only the shared part.
 
-Stages that a log does not time by themselves it tells together, where nothing overlaps: what its rl_steps leave beside
-the timed ones and what is predicted of the rest. With :math:`w_i` their shares of the predicted seconds, that is
-:math:`r = \sum_i w_i e_i` and noise u, so that of each :math:`m_i = r / w_i` with the others as its noise,
+Stages that a log does not time by themselves its rl_steps tell together: r, the one factor of all of them with which
+the mode's rl_step, the timed stages as they were timed, takes what was logged. With :math:`w_i` how much of a change
+of r each stands for, :math:`r = \sum_i w_i e_i` and noise u (how far r moves where an rl_step is a little longer or
+shorter: without bound where stages are hidden), so that of each :math:`m_i = r / w_i` with the others as its noise,
 :math:`v_i = (u^2 + \sum_{j \ne i} w_j^2 \sigma_j^2) / w_i^2`.
 
 That holds of errors that predictions have. Where m is more than `SURPRISE` of its standard deviations
@@ -34,7 +35,6 @@ import numpy as np
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.specs.modes import MODES
 from rlperf.specs.stage_spread import SURPRISE
@@ -47,6 +47,8 @@ NOISE = 0.05
 """Noise of a logged stage where the framework's reruns state none [1]: judged."""
 NOISE_WEIGHT = 2.0
 """rl_steps that the assumed noise counts for beside the log's own scatter."""
+REACH, HALVINGS = 8.0, 40
+"""Logarithm of the largest factor that is looked for, and halvings: 3000 times, to a hundred-millionth."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class StageFactor:
     ----------
     log_ratio, noise, rl_steps : median of ln(measured / predicted), its scatter per rl_step, and the rl_steps used
     prior : standard deviation of the calibration, sigma [1]
+    by_total : the log does not time the stage: its rl_steps tell of it
     """
 
     stage: str
@@ -64,6 +67,7 @@ class StageFactor:
     noise: float
     rl_steps: int
     prior: float
+    by_total: bool = False
 
     @property
     def variance(self) -> float:
@@ -109,7 +113,7 @@ class StageFactor:
         return float(np.exp(self.mean))
 
 
-def stage_factors(context: Context, recorded: Evaluation, log: StepLog) -> tuple[StageFactor, ...]:
+def stage_factors(context: Context, task: TaskContext, recorded: Evaluation, log: StepLog) -> tuple[StageFactor, ...]:
     """Factors of the layout that ran, by stage.
 
     Parameters
@@ -119,7 +123,7 @@ def stage_factors(context: Context, recorded: Evaluation, log: StepLog) -> tuple
     sigmas = stage_sigmas(context.site, recorded.trainer, recorded.configuration.mode)
     framework = context.trainers[int(recorded.trainer.backend[0])].framework
     assumed = framework.rerun_spread or NOISE
-    found = []
+    found, timed = [], dict[str, FloatArray]()
     for stage in STAGES:
         measured: FloatArray = getattr(log, f"{stage}_s")
         predicted: FloatArray = getattr(recorded.seconds, f"{stage}_s")
@@ -133,34 +137,74 @@ def stage_factors(context: Context, recorded: Evaluation, log: StepLog) -> tuple
         freedom = max(n - 1, 0)
         noise = float(np.sqrt((NOISE_WEIGHT * assumed**2 + freedom * scatter**2) / (NOISE_WEIGHT + freedom)))
         found.append(StageFactor(stage, median, noise, n, float(getattr(sigmas, f"{stage}_s"))))
-    if MODES[recorded.configuration.mode].overlaps:
-        return tuple(found)
-    return _with_the_rest(found, recorded.seconds, log)
+        if n:
+            timed[stage] = np.where(known, measured / np.where(predicted > 0, predicted, 1.0), np.nan)
+    silent = [each.stage for each in found if not each.rl_steps]
+    told = _told_by_totals(_Totals(context, task, recorded, log.rl_step_s, timed), found, silent)
+    return tuple(told.get(each.stage, each) for each in found)
 
 
-def _with_the_rest(found: list[StageFactor], predicted: StageSeconds, log: StepLog) -> tuple[StageFactor, ...]:
+@dataclass(frozen=True, eq=False)
+class _Totals:
+    """Logged rl_steps, and what the mode makes of the stages: those that were timed as they were timed.
+
+    ``timed``: measured over predicted, by stage ``[rl_steps]``
+    """
+
+    context: Context
+    task: TaskContext
+    recorded: Evaluation
+    logged_s: FloatArray
+    timed: dict[str, FloatArray]
+
+    def steps_s(self, factor: dict[str, FloatArray]) -> FloatArray:
+        """rl_steps with these factors of the stages that were not timed, in the logarithm [s] ``[rl_steps]``."""
+        scaled = {stage: np.exp(values) for stage, values in factor.items()}
+        rows = np.arange(len(self.logged_s))
+        return scaled_steps(self.context, self.task, self.recorded, {**self.timed, **scaled}, rows)
+
+    def solved(self, silent: list[str], logged_s: FloatArray) -> FloatArray:
+        """Logarithm of the one factor of the silent stages with which rl_steps take so long; ``-REACH`` where none."""
+        low, high = np.full(len(logged_s), -REACH), np.full(len(logged_s), REACH)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2.0
+            short = self.steps_s(dict.fromkeys(silent, middle)) < logged_s
+            low, high = np.where(short, middle, low), np.where(short, high, middle)
+        return low
+
+
+def _told_by_totals(totals: _Totals, found: list[StageFactor], silent: list[str]) -> dict[str, StageFactor]:
     """Stages that the log does not time, from what its rl_steps leave for them together.
 
-    Its noise is `NOISE` of the rl_step however many there are: what else stands in one is known no better.
+    An rl_step's noise is `NOISE` however many there are: what else stands in one is known no better.
     """
-    seconds = {stage: np.asarray(getattr(predicted, f"{stage}_s")) for stage in STAGES}
-    silent = {each.stage: each for each in found if not each.rl_steps and float(seconds[each.stage].mean()) > 0.0}
-    left = log.rl_step_s - (predicted.rl_step_s - sum(seconds.values()))
-    left = left - sum(getattr(log, f"{each.stage}_s") for each in found if each.rl_steps)
-    due = np.asarray(sum(seconds[stage] for stage in silent))
-    if not silent or not (known := np.isfinite(left) & (left > 0)).any():
-        return tuple(found)
-    ratio, n = float(np.median(np.log(left[known] / due[known]))), int(known.sum())
-    share = {stage: float((seconds[stage] / due).mean()) for stage in silent}
-    own = NOISE * float((predicted.rl_step_s / due).mean())
-    whole = own**2 + sum((share[stage] * each.prior) ** 2 for stage, each in silent.items())
+    said = np.isfinite(totals.logged_s) & np.all([np.isfinite(each) for each in totals.timed.values()], axis=0)
+    if not silent or not said.any():
+        return {}
+    common = totals.solved(silent, totals.logged_s)
+    said &= common > -REACH
+    at = dict.fromkeys(silent, common)
+    moved = {
+        stage: totals.steps_s({**at, stage: common + NOISE}) - totals.steps_s({**at, stage: common - NOISE})
+        for stage in silent
+    }
+    whole = np.sum([*moved.values()], axis=0)
+    said &= whole > 0.0
+    if not (n := int(said.sum())):
+        return {}
+    share = {stage: float((each[said] / whole[said]).mean()) for stage, each in moved.items()}
+    ratio = float(np.median(common[said]))
+    reach = [totals.solved(silent, totals.logged_s * np.exp(sign * NOISE))[said] for sign in (-1.0, 1.0)]
+    own = float(np.median(reach[1] - reach[0])) / 2.0
+    priors = {each.stage: each.prior for each in found}
+    spread = own**2 + sum((share[stage] * priors[stage]) ** 2 for stage in silent)
 
     def told(each: StageFactor) -> StageFactor:
         w = share[each.stage]
-        variance = whole / w**2 - each.prior**2
-        return replace(each, log_ratio=ratio / w, noise=float(np.sqrt(variance * n * 2.0 / np.pi)), rl_steps=n)
+        noise = float(np.sqrt((spread / w**2 - each.prior**2) * n * 2.0 / np.pi))
+        return replace(each, log_ratio=ratio / w, noise=noise, rl_steps=n, by_total=True)
 
-    return tuple(told(each) if each.stage in silent else each for each in found)
+    return {each.stage: told(each) for each in found if share.get(each.stage, 0.0) > 0.0}
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,6 +154,16 @@ def test_leaving_the_path_takes_more_than_what_two_cannot_be_told_apart_by() -> 
     assert bold.tolist() == steps.tolist()
 
 
+def test_leaving_in_the_trainer_costs_the_same_beside_engines_that_all_rivals_share() -> None:
+    """In squares the margin of engines across nodes, which every rival has, left next to nothing for the trainer's."""
+    steps = np.array([100.0, 97.0])
+    trainer = off_path([40.0, 37.0], [0, 1])
+    alone = price(steps, steps, [trainer], bold=False)
+    for departures in (0, 1):
+        beside = price(steps, steps, [off_path([50.0, 50.0], [departures] * 2), trainer], bold=False)
+        assert beside[1] - beside[0] == pytest.approx(alone[1] - alone[0])
+
+
 def test_a_stage_that_is_small_or_well_known_costs_little_to_change() -> None:
     steps = np.array([100.0])
     large, small, sure, far = (

@@ -188,5 +188,6 @@ def price(value: FloatArray, rl_step_s: FloatArray, pools: Sequence[OffPath], *,
     doubled = sum((pool.doubled for pool in pools), np.zeros(()))
     if bold:
         return np.asarray(TIE * doubled * value)
-    margin = np.sqrt(sum((pool.margin_s**2 for pool in pools), np.zeros(())))
+    # not in squares: what rivals share cancels, so that leaving in one pool costs the same whatever the other does
+    margin = sum((pool.margin_s for pool in pools), np.zeros(()))
     return np.asarray((DOUBLING * doubled + margin / rl_step_s) * value)

@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # studies are a package of the checkout
     sys.path.append(str(ROOT))
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of processes are started that load what these have compiled
+sys.dont_write_bytecode = False
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # the suite's own workers have the cores
 gc.set_threshold(50_000, 20, 100)  # thousands of collected tests stay: going through them again and again takes seconds
 

@@ -62,7 +62,7 @@ JUDGES = re.compile("rlperf (audit|verdict) ")
 FEW = "pools: [{role: trainer, layout: {tensor_parallel: [1, 2], context_parallel: 1, pipeline_parallel: 1}}]\n"
 """What a job of the pages leaves less open than the tutorial's, whose own test plans it as it stands."""
 STEP = (
-    "(TaskRunner pid=1) step:{n} - response_length/mean:3892.0 - timing_s/gen:{gen} - timing_s/old_log_prob:12.0 - "
+    "(TaskRunner pid=1) step:{n} - response_length/mean:973.0 - timing_s/gen:{gen} - timing_s/old_log_prob:12.0 - "
     "timing_s/update_actor:48.4 - timing_s/update_weights:3.0 - timing_s/step:{step}\n"
 )
 
@@ -78,10 +78,10 @@ def elsewhere(line: str) -> bool:
 
 
 def script() -> str:
-    """The tutorial's configuration as verl's command line."""
+    """The tutorial's configuration as verl's command line, of responses that are simulated at once."""
     return (
         "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
-        "data.train_batch_size=64 data.max_prompt_length=1024 data.max_response_length=8192 "
+        "data.train_batch_size=64 data.max_prompt_length=1024 data.max_response_length=2048 "
         "actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.name=vllm "
         "actor_rollout_ref.actor.ppo_mini_batch_size=64 "
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2 trainer.n_gpus_per_node=8 trainer.nnodes=1\n"
@@ -150,6 +150,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: LengthTable)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config = recipe("grpo.yaml", "tutorials/audit.md").replace("gpu_memory_utilisation", "gpu_memory_utilization")
+    config = config.replace("max_response_length: 8192", "max_response_length: 2048")
     job = recipe("job.yaml", "tutorials/first-run.md")
     Path("job.yaml").write_text(re.sub(r"(max_response_tokens: ).*", r"\g<1>2048", job) + FEW)
     for name in ("run_grpo.yaml", "config.yaml"):

@@ -212,7 +212,7 @@ def test_a_wheel_keeps_profiles_inside_the_package(tmp_path: Path, monkeypatch: 
     (package / "hwprofiles").mkdir(parents=True)
     monkeypatch.setattr(profiles, "PACKAGE", package)
     assert profile_root() == package / "hwprofiles"
-    (package / "hwprofiles").rmdir()
+    monkeypatch.setattr(profiles, "PACKAGE", tmp_path / "half" / "of" / "a" / "package")
     with pytest.raises(SpecError, match="reinstall rlperf"):
         profile_root()
 

@@ -51,9 +51,14 @@ predictions were, is in [How accurate is it](../guide/how-accurate.md); this pag
 """
 
 
+@cache
+def _moe_kernels() -> tuple[str, ...]:
+    return load_engine_calibration(ENGINE).moe_kernels
+
+
 def stand_ins(arch: Architecture, hw: Hardware, precision: str) -> list[str]:
     """Precisions whose constants serve for products and experts; empty where those asked for have their own."""
-    roles, kernels = roles_of(arch, hw, precision), load_engine_calibration(ENGINE).moe_kernels
+    roles, kernels = roles_of(arch, hw, precision), _moe_kernels()
     found: dict[str, list[str]] = {}
     own = own_dtypes(precision)
     dense, taken = gemm_fit(hw, roles.projection)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import numpy as np
 
 from rlperf.cost.network import network_bytes_per_s, pair_hop_s, ring_s, tree_s
@@ -44,7 +47,24 @@ def collective_fit(hw: Hardware, collective: str, implementation: str = "nccl") 
     return fits[0]
 
 
-def point_with(point: CollectivePoint, bus_bytes: Array, bytes_per_s: Array) -> FloatArray:
+class _Constants(NamedTuple):
+    """Those of `CollectivePoint`, of as many group sizes as are asked for."""
+
+    low_fixed: FloatArray
+    low_bandwidth: FloatArray
+    fixed: FloatArray
+    bandwidth: FloatArray
+    root: FloatArray
+
+
+@cache
+def _measured(points: tuple[CollectivePoint, ...]) -> tuple[FloatArray, FloatArray]:
+    """log2 of the measured group sizes [group size], and their constants [constant, group size]."""
+    places = np.log2([point.group for point in points])
+    return places, np.array([[getattr(point, name) for point in points] for name in _Constants._fields])
+
+
+def point_with(point: CollectivePoint | _Constants, bus_bytes: Array, bytes_per_s: Array) -> FloatArray:
     r"""Seconds of a collective for one group size: the faster of two protocols, smoothly.
 
     .. math:: t = (u^{-16} + v^{-16})^{-1/16},\quad u = a_1 + x / b_1,\quad v = a_2 + x / b_2 + c \sqrt{x}
@@ -104,13 +124,13 @@ def _direct_s(
     elif torus:
         rate = torus_bytes_per_s(torus, collective, group)
     x, size, rate = np.broadcast_arrays(as_float(bus_bytes), np.log2(group), rate)
-    places = np.log2([point.group for point in fit.points])
-    index = np.clip(np.searchsorted(places, size) - 1, 0, max(len(places) - 2, 0))
-    seconds = np.stack([point_with(point, x, rate) for point in fit.points])
-    lower = np.take_along_axis(seconds, index[None], axis=0)[0]
+    places, constants = _measured(fit.points)
+    index = np.searchsorted(places[1:-1], size)
+    lower = point_with(_Constants(*constants[:, index]), x, rate)
     if len(places) > 1:
-        upper = np.take_along_axis(seconds, index[None] + 1, axis=0)[0]
-        share = np.clip((size - places[index]) / (places[index + 1] - places[index]), 0.0, 1.0)
+        upper = point_with(_Constants(*constants[:, index + 1]), x, rate)
+        share = (size - places[index]) / (places[index + 1] - places[index])
+        share = np.minimum(np.maximum(share, 0.0), 1.0)
         lower = lower + share * (upper - lower)
     if torus:
         lower = lower + torus_hops(torus, group) * torus.hop

@@ -41,7 +41,12 @@ _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
 
 def profile_root() -> Path:
     """Folder of the shipped hardware profiles: inside the package (wheel) or beside it (checkout)."""
-    for root in (PACKAGE / "hwprofiles", PACKAGE.parent / "hwprofiles"):
+    return _shipped_with(PACKAGE)
+
+
+@cache
+def _shipped_with(package: Path) -> Path:
+    for root in (package / "hwprofiles", package.parent / "hwprofiles"):
         if root.is_dir():
             return root
     raise SpecError("the shipped hardware profiles are missing: reinstall rlperf, or set RLPERF_PROFILES")
@@ -49,11 +54,16 @@ def profile_root() -> Path:
 
 def search_path(folder: Path | str | None = None) -> tuple[Path, ...]:
     """Folders that are searched for profiles, in order; ``folder`` is the job's own."""
-    roots = [Path(folder)] if folder is not None else []
-    if os.environ.get("RLPERF_PROFILES"):
-        roots += [Path(part) for part in os.environ["RLPERF_PROFILES"].split(os.pathsep) if part]
-    roots.append(Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "rlperf")
-    return (*roots, profile_root())
+    named, config, home = (os.environ.get(name, "") for name in ("RLPERF_PROFILES", "XDG_CONFIG_HOME", "HOME"))
+    anywhere = _everywhere(named, config, home, PACKAGE)
+    return anywhere if folder is None else (Path(folder), *anywhere)
+
+
+@cache
+def _everywhere(named: str, config: str, _home: str, package: Path) -> tuple[Path, ...]:
+    """The search path of every folder: asked for with each of the many names of a configuration."""
+    roots = [Path(part) for part in named.split(os.pathsep) if part]
+    return (*roots, Path(config or Path.home() / ".config") / "rlperf", _shipped_with(package))
 
 
 def _files(kind: str, folder: Path | str | None) -> Iterator[Path]:

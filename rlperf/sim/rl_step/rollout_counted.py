@@ -18,7 +18,7 @@ from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
 from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
 from rlperf.sim.rollout.apart import Apart, simulate_apart
-from rlperf.sim.rollout.closed_form import UNIT, StepCensus, take_census
+from rlperf.sim.rollout.closed_form import StepCensus, paced, take_census
 from rlperf.sim.rollout.lent import AT, joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN
@@ -99,7 +99,7 @@ class Counted:
             if last not in self._slowest:
                 slots = options.trajectories
                 self._slowest[last] = [_slowest_replicas(table, *last, slots) for table in self.tables]
-            count = partial(take_census, limits=free, cost=replace(UNIT, host_s=pace_s), options=options)
+            count = partial(take_census, limits=free, cost=paced(pace_s), options=options)
             self.censuses[key] = [[count(each) for each in part] for part in self._slowest[last]]
         return self.censuses[key]
 

@@ -8,7 +8,7 @@ count holds for the cost it was taken with and is an approximation for others, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,15 @@ from rlperf.sim.rollout.replica import PLAIN, check, simulate_replica
 from rlperf.sim.rollout.static import static_applies
 from rlperf.sim.rollout.timeline import Segments
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.sim.rollout.turns import count_turns, turns_apply
 
 UNIT = EngineStepCost(tokens=np.array([0.0, 1.0]), linear_s=np.zeros(2), host_s=1.0)
 """One second per engine_step: for counting them."""
+
+
+def paced(seconds: float) -> EngineStepCost:
+    """The same at another pace."""
+    return replace(UNIT, host_s=seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +168,8 @@ def take_census(
     queue = not static_applies(trajectories, limits, options) and queue_applies(trajectories, limits, options)
     runs: Runs | Segments | None = count_queued(trajectories, cost, limits, options) if queue else None
     wait_s = 0.0
+    if turns_apply(trajectories, limits, options) and cost.key == paced(cost.host_s).key:
+        runs, wait_s = count_turns(trajectories, limits, options, float(cost.host_s))
     if runs is None:
         timeline = (run_events if queue else simulate_replica)(trajectories, cost, limits, options=options)
         runs, wait_s = timeline.segments, timeline.tool_wait_s

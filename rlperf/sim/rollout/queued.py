@@ -45,6 +45,13 @@ class Runs:
     prefill_requests: IntArray
     prefill_pairs: FloatArray
 
+    @classmethod
+    def of(cls, grid: Grid, mixed: Mixed) -> Runs:
+        """Those of a grid, some of which read prompts."""
+        tokens, requests, pairs = (np.zeros(len(grid.steps)) for _ in range(3))
+        tokens[mixed.at], requests[mixed.at], pairs[mixed.at] = mixed.tokens, mixed.requests, mixed.pairs
+        return cls(grid.running, grid.steps, grid.keys, tokens.astype(np.int64), requests.astype(np.int64), pairs)
+
 
 def count_queued(
     trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
@@ -53,19 +60,16 @@ def count_queued(
     queue = _Queue.of(trajectories, cost, limits, options)
     if queue is None:
         return None
-    grid, mixed = queue.grid, queue.mixed
+    rest = Runs.of(queue.grid, queue.mixed)
     phase = np.array(queue.log.rows, dtype=np.float64).T
-    tokens, requests = np.zeros(len(grid.steps)), np.zeros(len(grid.steps))
-    pairs = np.zeros(len(grid.steps))
-    tokens[mixed.at], requests[mixed.at], pairs[mixed.at] = mixed.tokens, mixed.requests, mixed.pairs
-    _, _, steps, running, _, keys, phase_tokens, phase_pairs, phase_requests, *_ = phase
+    _, _, steps, running, _, keys, tokens, pairs, requests, *_ = phase
     return Runs(
-        np.concatenate([running.astype(np.int64), grid.running]),
-        np.concatenate([steps.astype(np.int64), grid.steps]),
-        np.concatenate([keys, grid.keys]),
-        np.concatenate([phase_tokens, tokens]).astype(np.int64),
-        np.concatenate([phase_requests, requests]).astype(np.int64),
-        np.concatenate([phase_pairs, pairs]),
+        np.concatenate([running.astype(np.int64), rest.running]),
+        np.concatenate([steps.astype(np.int64), rest.steps]),
+        np.concatenate([keys, rest.keys]),
+        np.concatenate([tokens.astype(np.int64), rest.prefill_tokens]),
+        np.concatenate([requests.astype(np.int64), rest.prefill_requests]),
+        np.concatenate([pairs, rest.prefill_pairs]),
     )
 
 
@@ -113,8 +117,8 @@ class _Queue:
     phase: PrefillPhase
     admitted: IntArray
     need: IntArray
-    grid: _Grid
-    mixed: _Mixed
+    grid: Grid
+    mixed: Mixed
 
     @classmethod
     def of(
@@ -135,7 +139,7 @@ class _Queue:
         admitted, need = _schedule(first_need, response[places:], int(options.async_scheduling))
         need = np.concatenate([first_need, need])
         ready = np.concatenate([phase.ready_clock, admitted + 1])
-        grid = _Grid.of(phase.clock, need, ready, admitted, trajectories.prompt_tokens)
+        grid = Grid.of(phase.clock, need, ready, admitted, trajectories.prompt_tokens)
         mixed = _mixed_steps(grid, trajectories, hits, admitted, places)
         if (grid.running[mixed.at] + mixed.tokens > limits.token_budget).any() or not grid.running[mixed.at].all():
             return None
@@ -154,7 +158,7 @@ def _schedule(first_need: IntArray, response: IntArray, lag: int) -> tuple[IntAr
     return admitted, admitted + response
 
 
-class _Grid:
+class Grid:
     """Runs of engine_steps with a constant batch, between consecutive ``points`` of the decode clock."""
 
     def __init__(self, points: IntArray, running: IntArray, base: IntArray) -> None:
@@ -167,7 +171,7 @@ class _Grid:
         self.keys: FloatArray = self.steps * (base + running).astype(np.float64) + running * clocks
 
     @classmethod
-    def of(cls, clock: int, need: IntArray, ready: IntArray, admitted: IntArray, prompt: IntArray) -> _Grid:
+    def of(cls, clock: int, need: IntArray, ready: IntArray, admitted: IntArray, prompt: IntArray) -> Grid:
         """Points where the batch changes; request i decodes from ready_i until need_i with base_i + clock tokens."""
         points = np.sort(np.concatenate([[clock], need, admitted, admitted + 1]))
         points = points[np.concatenate([[True], points[1:] != points[:-1]])]
@@ -179,7 +183,7 @@ class _Grid:
         gone = np.concatenate([[0], np.cumsum(base[order])])
         return cls(points, entered - left, sums[entered] - gone[left])
 
-    def most_tokens(self, mixed: _Mixed, limits: EngineLimits, trajectories: Trajectories, hits: IntArray) -> float:
+    def most_tokens(self, mixed: Mixed, limits: EngineLimits, trajectories: Trajectories, hits: IntArray) -> float:
         """Bound on the cache that is ever held or kept: whole blocks, admitted prompts, every group's prefix."""
         if limits.kv_tokens == np.inf:
             return 0.0
@@ -190,18 +194,18 @@ class _Grid:
         return float(held.max()) + prompts + prefixes + limits.watermark * limits.kv_tokens + 2 * block
 
 
-class _Mixed:
+class Mixed:
     """Engine_steps that admit: their runs in the grid, and what they prefill."""
 
     def __init__(self, at: IntArray, tokens: FloatArray, pairs: FloatArray, requests: FloatArray) -> None:
         self.at, self.tokens, self.pairs, self.requests = at, tokens, pairs, requests
 
 
-def _mixed_steps(grid: _Grid, trajectories: Trajectories, hits: IntArray, admitted: IntArray, places: int) -> _Mixed:
+def _mixed_steps(grid: Grid, trajectories: Trajectories, hits: IntArray, admitted: IntArray, places: int) -> Mixed:
     prompt, hit = trajectories.prompt_tokens[places:], hits[places:]
     starts = np.flatnonzero(np.concatenate([[True], admitted[1:] != admitted[:-1]]))
     pairs = (prompt * (prompt + 1) - hit * (hit + 1)) / 2.0
-    return _Mixed(
+    return Mixed(
         at=np.searchsorted(grid.points, admitted[starts]),
         tokens=np.add.reduceat(prompt - hit, starts).astype(np.float64),
         pairs=np.add.reduceat(pairs, starts),
@@ -210,7 +214,7 @@ def _mixed_steps(grid: _Grid, trajectories: Trajectories, hits: IntArray, admitt
 
 
 def _segments(
-    grid: _Grid, mixed: _Mixed, starts: FloatArray, duration: FloatArray, queued: int, admitted: IntArray
+    grid: Grid, mixed: Mixed, starts: FloatArray, duration: FloatArray, queued: int, admitted: IntArray
 ) -> Segments:
     count = len(starts)
     none = np.zeros(count, dtype=np.int64)

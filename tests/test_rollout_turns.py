@@ -1,0 +1,62 @@
+"""Turns counted one by one at a constant pace: what the event loop counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlperf.cost.engine_step import EngineLimits
+from rlperf.sim.rollout import EngineOptions, StepCensus, Trajectories, take_census
+from rlperf.sim.rollout import closed_form as counting
+from rlperf.sim.rollout.closed_form import paced
+
+
+def _agents(rng: np.random.Generator, n: int) -> Trajectories:
+    """Groups of agents whose contexts grow by what they write and what tools answer; some answer at once."""
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 9, n))])
+    response, answer = rng.integers(1, 60, offsets[-1]), rng.integers(0, 200, offsets[-1])
+    group, begin = rng.integers(0, max(n // 4, 1), n), rng.integers(5, 300, n)
+    grown = np.concatenate([[0], np.cumsum(response + answer)[:-1]])
+    owner = np.repeat(np.arange(n), np.diff(offsets))
+    prompt = begin[group][owner] + grown - grown[offsets[:-1]][owner]
+    tool_s = rng.exponential(rng.choice([0.5, 20.0, 200.0]), offsets[-1]) * (rng.random(offsets[-1]) < 0.9)
+    return Trajectories(prompt, response, tool_s, offsets, group, np.zeros(n))
+
+
+def _by_events(monkeypatch: pytest.MonkeyPatch, *args: object, **named: object) -> StepCensus:
+    with monkeypatch.context() as patched:
+        patched.setattr(counting, "turns_apply", lambda *_: False)
+        return take_census(*args, **named)  # type: ignore[arg-type]
+
+
+def test_counts_are_those_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few places, prompts cut at the budget, slots of an environment, idle engines."""
+    waits = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(2, 40))
+        agents, slots = _agents(rng, n), int(rng.integers(1, n + 1))
+        limits = EngineLimits(
+            kv_tokens=np.inf,
+            max_running=int(rng.integers(1, n + 3)),
+            token_budget=int(rng.choice([64, 256, 8192])),
+            prefix_caching=bool(seed % 4),
+        )
+        asked = {"cost": paced(float(rng.choice([0.013, 0.7, 3.1]))),
+                 "options": EngineOptions(trajectories=slots if seed % 2 else None)}  # fmt: skip
+        counted, events = take_census(agents, limits, **asked), _by_events(monkeypatch, agents, limits, **asked)
+        for name in StepCensus.__dataclass_fields__:
+            if name != "_weights":
+                np.testing.assert_allclose(
+                    getattr(counted, name), getattr(events, name), rtol=1e-6, atol=1e-6, err_msg=f"seed {seed}: {name}"
+                )
+        waits += counted.wait_s > 0.0
+    assert waits > 10
+
+
+def test_agents_are_counted_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screen of agents on four nodes spent a minute in the event loop."""
+    monkeypatch.setattr(counting, "simulate_replica", None)
+    agents = _agents(np.random.default_rng(0), 40)
+    limits = EngineLimits(kv_tokens=np.inf, max_running=16)
+    assert take_census(agents, limits, cost=paced(0.02)).steps > 0

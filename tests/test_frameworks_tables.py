@@ -106,6 +106,8 @@ def facts_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         (r"^title:", "titl:", r"titl: unknown field \(did you mean title\?\)"),
         (r"stage: worker", "stage: wrker", r"rules\.\d+\.stage: Input should be 'parse'"),
         (r"(colocated: \{)[^:]*:", r'\1"0.1-":', r"modes\.colocated\.0\.1-: '0\.1' is no listed version: "),
+        (r"^unknown_keys: .*", "copied_gradients: {fsdp2: {all: 0}}", r"gradients\.fsdp2: backends are megatron"),
+        (r"^unknown_keys: .*", "copied_gradients: {megatron: {0.1-: 0}}", r"'0\.1' is no listed version: "),
         (r"^  colocated:", "  colocatd:", r"there is no such execution mode \(did you mean colocated\?\)"),
         (r"(require: .*)architecture\.heads\b", r"\1architecture.headz",
          r"require: there is no architecture\.headz that a rule may ask \(did you mean heads\?\)"),

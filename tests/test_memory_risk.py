@@ -14,6 +14,7 @@ import rlperf
 from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.memory_risk import out_of_memory_risk, spread_at
 from rlperf.cost.parameters import parameters
 from rlperf.cost.reject import Reject
@@ -22,7 +23,7 @@ from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import Layout
 from rlperf.plan.search.trainer_columns import trainer_columns_of, trainer_grid
 from rlperf.sim.rl_step.overheads import routing_skew, trainer_in_framework
-from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes
+from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.job import Job
 from rlperf.specs.pool import PoolSettings, Settings
@@ -197,3 +198,26 @@ def test_host_memory_holds_the_reference_as_it_is_loaded_and_under_lora_not_at_a
 
     assert host() == pytest.approx(4.0 * parameters(dense) / 16)  # fp32 shards, as the policy's own
     assert host(lora_rank=16) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("framework", "backend", "zero_stage", "copied"),
+    [("verl", "megatron", 1, False), ("nemo_rl", "megatron", 1, False), ("areal", "megatron", 1, True),
+     ("openrlhf", "deepspeed", 3, True), ("openrlhf", "deepspeed", 2, False), ("rlinf", "fsdp2", 3, True)],
+)  # fmt: skip
+def test_parked_gradients_are_freed_unless_a_framework_copies_them(
+    framework: str, backend: str, zero_stage: int, copied: bool
+) -> None:
+    context = ask(job("dense", framework=framework, modes="colocated", trainer_backends=[backend])).context
+    (stack,), task = context.trainers, context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    layout = Layout.of(data_parallel=16, zero_stage=zero_stage, microbatch=1)
+    where = context.site, stack, task.architecture, demand, layout, Settings(), 9216
+    here, parked = trainer_bytes(*where, 0), trainer_bytes(*where, 1)
+    parts = parked.parts
+    assert parts.gradients > 0
+    waits = parts.weights + parts.optimizer + copied * parts.gradients
+    assert parked.parked == pytest.approx(waits)
+    assert parked.host - here.host == pytest.approx(waits)
+    assert here.idle - parked.idle == pytest.approx(parts.states)  # they leave the device either way
+    assert transition_seconds(context.site, parked) == pytest.approx(2.0 * host_copy_s(context.site.hardware, waits))

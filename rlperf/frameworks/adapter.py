@@ -17,7 +17,7 @@ from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.keyless import keyless_rules, misspelled
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.run import Ref, Run, names_of_rules
-from rlperf.specs.framework import FrameworkFacts, Rule, facts_document, versions_of
+from rlperf.specs.framework import OF_RELEASES, FrameworkFacts, Rule, facts_document, versions_of
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import Document, problems_of
@@ -129,7 +129,7 @@ def framework_facts(framework: str, version: str | None = None) -> FrameworkFact
     except ValidationError as error:
         problems += problems_of(error, Document(data, document.lines, document.file), FrameworkFacts)
         raise SpecError(problems) from error
-    problems += _rule_problems(facts, document) + _attention_problems(facts, document)
+    problems += _rule_problems(facts, document) + _span_problems(facts, document)
     if problems:
         raise SpecError(problems)
     adapter: Adapter = import_module(f"rlperf.frameworks.{framework}").ADAPTER
@@ -208,17 +208,18 @@ def _rule_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
     return problems
 
 
-def _attention_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
-    """Kernels that no trainer would ever be given: of trainers and versions that the framework has not."""
+def _span_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
+    """Facts that no trainer would ever be given: of trainers and versions that the framework has not."""
     problems = []
-    for backend, spans in facts.attention.items():
+    stated: dict[str, Mapping[str, Mapping[str, object]]] = {name: getattr(facts, name) for name in OF_RELEASES}
+    for name, backend, spans in ((name, *each) for name, of in stated.items() for each in of.items()):
         if backend not in facts.backends:
-            problems.append(document.problem(("attention", backend), f"backends are {', '.join(facts.backends)}"))
+            problems.append(document.problem((name, backend), f"backends are {', '.join(facts.backends)}"))
         for span in spans:
             try:
                 versions_of(span, facts.versions)
             except ValueError as error:
-                problems.append(document.problem(("attention", backend, span), str(error)))
+                problems.append(document.problem((name, backend, span), str(error)))
     return problems
 
 

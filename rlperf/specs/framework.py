@@ -26,6 +26,7 @@ from rlperf.specs.modes import MODES
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.reader import Document, is_file, read_document
 from rlperf.specs.rule_expressions import MissingValueError, asked_in, evaluate, names_in
+from rlperf.units import NonNegativeInt
 
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
@@ -179,7 +180,11 @@ Pads = Literal["microbatch", "batch", "limit"]
 generated, or the most that the job allows."""
 
 
-def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str | bool]:
+OF_RELEASES = {"attention": "attention_kernel", "copied_gradients": "copied_gradients"}
+"""Facts by trainer backend and span of versions -> their names in `TrainerOverheads`."""
+
+
+def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str | int]:
     """What facts say of how a trainer computes in a release, under names of `TrainerOverheads`.
 
     Of the newest release where ``version`` is no number; what a framework's own facts leave open, its relative's say.
@@ -188,13 +193,16 @@ def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str |
     [{'attention_kernel': 'flash'}, {'attention_kernel': 'flash2'}]
     >>> [trainer_facts("verl", "fsdp2", version).get("whole_gradients") for version in ("0.9.0", "0.9.1", "0.9")]
     [True, None, None]
+    >>> [trainer_facts(*names, "").get("copied_gradients") for names in (("areal", "megatron"), ("verl", "megatron"))]
+    [0, None]
     """
     data = facts_data(framework)
-    found: dict[str, str | bool] = trainer_facts(data["relative"], backend, "") if data.get("relative") else {}
-    for span, kernel in data.get("attention", {}).get(backend, {}).items():
-        first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
-        if _release(first, 0) <= _release(version, NEWEST) <= _release(last if dash else first, NEWEST):
-            found["attention_kernel"] = kernel
+    found: dict[str, str | int] = trainer_facts(data["relative"], backend, "") if data.get("relative") else {}
+    for fact, name in OF_RELEASES.items():
+        for span, value in data.get(fact, {}).get(backend, {}).items():
+            first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
+            if _release(first, 0) <= _release(version, NEWEST) <= _release(last if dash else first, NEWEST):
+                found[name] = value
     if version.strip().removeprefix("v") in data.get("whole_gradients", {}).get(backend, ()):
         found["whole_gradients"] = True
     stated = {name: data.get(name, {}).get(backend) for name in ("pads", "balance")}
@@ -258,6 +266,11 @@ class FrameworkFacts(Frozen):
     sources: dict[str, str]
     relative: str = Field("", description="framework whose overheads it is predicted with until its own are measured")
     attention: dict[str, dict[str, Attention]] = Field({}, description="trainer backend -> span of versions -> kernel")
+    copied_gradients: dict[str, dict[str, NonNegativeInt]] = Field(
+        {},
+        description="trainer backend -> span of versions -> ZeRO stage from which parked states take their gradients "
+        "with them; absent: they are freed",
+    )
     pads: dict[str, Pads] = Field(
         {}, description="trainer backend -> to what it pads unpacked sequences, where its relative does otherwise"
     )

@@ -120,6 +120,8 @@ class TrainerOverheads(Frozen):
     logits : bytes per logit that its loss holds, if not as the backend's calibration has them
     loss : bytes per logit that its loss moves, if not as the backend's calibration has them
     attention_kernel : of its trainer from Hopper on (set by `FrameworkCalibration.running`)
+    copied_gradients : ZeRO stage from which parked states take their gradients to the host; None: they are freed, and
+        made anew (set there, too)
     whole_gradients : gradients wait unsharded for an update's last microbatch whatever a job says (set there, too)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
@@ -145,6 +147,7 @@ class TrainerOverheads(Frozen):
     logits: LogitBytes | None = None
     loss: LossBytes | None = None
     attention_kernel: Attention = "flash"
+    copied_gradients: NonNegativeInt | None = None
     whole_gradients: bool = False
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (

@@ -174,6 +174,12 @@ def parked_s(framework: FrameworkCalibration, hardware: Hardware, n_bytes: npt.A
     return np.asarray(2.0 * np.asarray(n_bytes, np.float64) / rate.value)
 
 
+def copies_gradients(framework: FrameworkCalibration, layout: Layout) -> FloatArray:
+    """1 where parked states take their gradients to the host and back; elsewhere they are freed ``[layouts]``."""
+    least = framework.training.copied_gradients
+    return np.zeros(()) if least is None else (layout.zero_stage >= least).astype(np.float64)
+
+
 def holds_gradients_whole(framework: FrameworkCalibration, settings: Settings) -> bool:
     """Whether gradients wait unsharded for an update's last microbatch: a job or the release says so."""
     return settings.whole_gradients or framework.training.whole_gradients

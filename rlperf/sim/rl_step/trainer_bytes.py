@@ -15,7 +15,7 @@ from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.cuts import cut_by_budget, most_scored_tokens, scoring_by_budget
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.overheads import holds_gradients_whole, routing_skew
+from rlperf.sim.rl_step.overheads import copies_gradients, holds_gradients_whole, routing_skew
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_stage import with_optimizer
 from rlperf.specs.architecture import Architecture
@@ -41,7 +41,8 @@ def trainer_bytes(
 
     ``budget``: tokens per microbatch and replica; ``parked``: 1 where the states wait in host memory ``[layouts]``.
     Where microbatches are cut by count they hold what `full_microbatches` says. Experts receive tokens as unevenly as
-    time is charged for. A scoring pass counts where its microbatches are larger than those of training.
+    time is charged for. A scoring pass counts where its microbatches are larger than those of training. Parked states
+    leave their gradients behind, which nobody needs between two rl_steps, unless the framework copies them.
     """
     stack, demand = with_optimizer(stack, architecture, settings), site.trained(demand)
     of_rank = demand.batch.sequences / layout.data_parallel
@@ -59,6 +60,8 @@ def trainer_bytes(
     parts = trainer_memory(architecture, hardware, calibration, layout, trained, options, patches=patches)
     copies = site.networks
     states = parts.states * copies
+    freed = parts.gradients * copies * (1.0 - copies_gradients(stack.framework, layout))
+    waiting = park * (states - freed)
     peak = parts.total + states - parts.states
     by_tokens = None
     if scoring_by_budget(settings, stack.framework):
@@ -76,8 +79,8 @@ def trainer_bytes(
     return TrainerBytes(
         peak=np.broadcast_to(peak, shape),
         idle=np.broadcast_to(np.where(park == 1, 0.0, states) + parts.context, shape),
-        host=np.broadcast_to(parts.host * copies + park * states + reference, shape),
-        parked=np.broadcast_to(park * states, shape),
+        host=np.broadcast_to(parts.host * copies + waiting + reference, shape),
+        parked=np.broadcast_to(waiting, shape),
         parts=parts,
     )
 

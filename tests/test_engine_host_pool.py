@@ -38,7 +38,7 @@ def rollout(framework: str, model: str, prompts: int, host: tuple[float, float] 
 def rows() -> list[StepRow]:
     """Many and few requests tell the two terms apart."""
     models = ("Qwen2.5-0.5B", "Llama-3.1-8B")
-    return [rollout(framework, model, n) for framework in FRAMEWORKS for model in models for n in (8, 512)]
+    return [rollout(framework, model, n) for framework in FRAMEWORKS for model in models for n in (8, 256)]
 
 
 @pytest.mark.slow

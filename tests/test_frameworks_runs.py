@@ -254,8 +254,10 @@ ENDS = ("total_training_steps", "save_freq", "max_num_steps", "max_steps", "tota
 
 @pytest.mark.parametrize("framework", slow_but(SHIPPED, "verl", "openrlhf"))
 def test_a_plan_without_a_length_exports_a_run_without_an_end(framework: str, tmp_path: Path) -> None:
-    task = {"name": "t", "workload": "math", "prompts_per_step": 64, "group_size": 8, "max_response_tokens": 4096}
-    open_ended = rlperf.plan_job(_job(framework, tasks=[task], nodes=1))
+    task = {"name": "t", "workload": "math", "prompts_per_step": 16, "group_size": 8, "max_response_tokens": 1024}
+    layout = {"tensor_parallel": [1, 2], "context_parallel": 1, "ulysses": 1, "pipeline_parallel": 1}
+    asked: dict[str, Any] = {"tasks": [task], "nodes": 1, "pools": [{"role": "trainer", "layout": layout}]}
+    open_ended = rlperf.plan_job(_job(framework, **asked))
     write_plan(open_ended, None, tmp_path / "open")
     report = (tmp_path / "open" / "EXPORT.md").read_text()
     stated = [
@@ -266,11 +268,11 @@ def test_a_plan_without_a_length_exports_a_run_without_an_end(framework: str, tm
     defaults = ("`-1`", "`1000000`", "`100000000`", "`null`", "`None`")
     assert [line for line in stated if not any(value in line for value in defaults)] == []
     ended = open_ended.model_copy(
-        update={"job": _job(framework, tasks=[task], nodes=1, run={"rl_steps": 70, "checkpoint_every": 10})}
+        update={"job": _job(framework, **asked, run={"rl_steps": 70, "checkpoint_every": 10})}
     )
     write_plan(ended, None, tmp_path / "ended")
     last = {"verl": "`trainer.total_training_steps` | `70`", "nemo_rl": "`grpo.max_num_steps` | `70`",
-            "openrlhf": f"`data.max_samples` | `{70 * 64}`", "slime": "`num-rollout` | `70`",
+            "openrlhf": f"`data.max_samples` | `{70 * 16}`", "slime": "`num-rollout` | `70`",
             "areal": "`total_train_steps` | `70`", "trl": "`max_steps` | `70`"}[framework]  # fmt: skip
     assert last in (tmp_path / "ended" / "EXPORT.md").read_text()
 

@@ -69,7 +69,7 @@ def job(name: str, **changes: object) -> Job:
     "name", [pytest.param(name, marks=() if name == "dense" else pytest.mark.slow) for name in JOBS]
 )
 def test_a_plan_keeps_the_risk_of_its_job(name: str) -> None:
-    few = {"pools": [{"role": "trainer", "layout": {"context_parallel": 1, "ulysses": 1, "virtual_pipeline": 1}}]}
+    few = {"pools": [{"role": "trainer", "layout": {"context_parallel": 1, "ulysses": 1, "pipeline_parallel": 1}}]}
     tight = rlperf.plan_job(job(name, limits={"out_of_memory_risk": 1e-6, "staleness": 1}, **few))
     usual = rlperf.plan_job(job(name, limits={"staleness": 1}, **few))
     for plan, risk in ((usual, 0.01), (tight, 1e-6)):

@@ -27,8 +27,8 @@ from rlperf.calibrate.rl_step_rows import mode_of, read_row
 from rlperf.calibrate.rl_step_software import software_of
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.validate import Report, predictor, validate_file
-from rlperf.calibrate.validate_rl_step import predictions_of, stratum
+from rlperf.calibrate.validate import Report, validate_file
+from rlperf.calibrate.validate_rl_step import predictions_of, seen, stratum
 from rlperf.errors import SpecError
 from rlperf.plan.predict import evaluate_job
 from rlperf.sim.rl_step.asynchronous import simulate
@@ -475,14 +475,14 @@ def test_rows_no_fit_saw(report: Report) -> None:
 @pytest.mark.data
 def test_stages_of_rows_no_fit_saw(measured_data: Path) -> None:
     """One trainer of one release: what its rows print of every stage; the whole table with ``-m slow``."""
-    file = measured_data / "measured" / "rl_step.csv"
-    table = read_table(file)
-    release = (row for row in table if row.group.startswith("nemo_rl_v0_3"))
-    some = replace(table, rows=tuple(row for row in release if read_row(row.cells).trainer == "megatron"))
-    found = predictor("rl_step")(file, some).predictions
-    stages = [one for one in found if not one.used_in_calibration and "megatron" in one.calibration]
+    release = (
+        row for row in read_table(measured_data / "measured" / "rl_step.csv") if row.group.startswith("nemo_rl_v0_3")
+    )
+    rows = [row for row in map(read_row, (line.cells for line in release)) if row.trainer == "megatron"]
+    found = [each for each in map(predict_step, rows) if "megatron" in each.framework.id]
     for metric, limit in (("rollout_s", 0.15), ("train_s", 0.22), ("scoring_s", 0.20), ("weight_sync_s", 0.22)):
-        errors = [abs(one.predicted / one.measured - 1) for one in stages if one.metric == metric]
+        unseen = [each for each in found if metric in each.row.measured and not seen(each, metric)]
+        errors = [abs(each.stage_s(metric) / each.row.measured[metric] - 1) for each in unseen]
         assert len(errors) == 4
         assert np.median(errors) < limit, metric
 

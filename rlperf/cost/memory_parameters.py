@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -62,13 +63,19 @@ def stage_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> Float
     return np.where(np.mod(arch.layers, stages) == 0, even, uneven)
 
 
+@lru_cache(maxsize=256)
+def _routed(arch: Architecture) -> tuple[FloatArray, FloatArray]:
+    """Layers with routed experts among the first n, and at most among any n that follow on each other."""
+    before = np.concatenate([[0.0], np.cumsum(stack_of(arch).routes)])
+    return before, np.array([np.max(before[n:] - before[: arch.layers + 1 - n]) for n in range(arch.layers + 1)])
+
+
 def routed_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Layers with routed experts on the first stage, on the one between that has most of them, and on the last.
 
     Dense layers usually come first: then it is a stage between that holds experts in all of its layers.
     """
-    before = np.concatenate([[0.0], np.cumsum(stack_of(arch).routes)])
-    most = np.array([np.max(before[n:] - before[: arch.layers + 1 - n]) for n in range(arch.layers + 1)])
+    before, most = _routed(arch)
     first, between, last = (np.ceil(found).astype(np.int64) for found in _stages(arch, layout, ends))
     return before[first], most[between], before[-1] - before[arch.layers - last]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.modes import MODES, Mode
-from rlperf.specs.pool import Role
+from rlperf.specs.pool import LayoutValues, Role
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Configuration:
     def doublings(self) -> tuple[float, float]:
         """How much there is to get wrong in the engines (devices of their own count) and in the trainer."""
         engines, trainer = (
-            float(doublings(Layout.of_values(pool.layout), np.array([bool(pool.settings.parked)]), spread)[0])
+            _doublings(pool.layout, bool(pool.settings.parked), spread)
             for pool, spread in ((self.pool("rollout"), 1), (self.pool("trainer"), EXPERTS_SPREAD))
         )
         return engines + (not MODES[self.mode].shares_devices), trainer
@@ -116,6 +117,12 @@ class Configuration:
             max_response_tokens=b.max_response_tokens,
             over_provision=b.over_provision,
         )
+
+
+@lru_cache(maxsize=4096)
+def _doublings(layout: LayoutValues, parked: bool, spread: int) -> float:
+    """Those of one pool: hundreds of candidates pair a few dozen."""
+    return float(doublings(Layout.of_values(layout), np.array([parked]), spread)[0])
 
 
 def rollout_pool(context: Context, rollout: RolloutColumns, r: int) -> PoolPlan:

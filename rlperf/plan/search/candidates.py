@@ -5,6 +5,7 @@ Rules here are arithmetic (divisibility, domains); memory and time come from the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,9 +39,14 @@ class Shape:
 
     @property
     def engine_reach(self) -> int:
-        """Devices of the widest engine stage: a domain, or several where a domain cannot hold the weights."""
-        roomy = 2.0 * parameters(self.architecture) <= WEIGHT_SHARE * self.memory * self.domain
-        return self.domain if roomy else 4 * self.domain
+        """Devices of the widest engine stage: a domain, or where that cannot hold the weights as many as can, or four.
+
+        >>> from rlperf.specs.profiles import load_architecture
+        >>> [Shape(load_architecture(m), 256, 8, 1).engine_reach for m in ("Qwen3-32B", "Qwen3-235B-A22B", "Kimi-K2")]
+        [8, 32, 64]
+        """
+        domains = math.ceil(2.0 * parameters(self.architecture) / (WEIGHT_SHARE * self.memory * self.domain))
+        return self.domain * (1 if domains == 1 else max(4, 1 << (domains - 1).bit_length()))
 
 
 def powers_of_two(limit: int) -> list[int]:

@@ -201,10 +201,22 @@ def test_precisions_of_the_engine_are_written_and_read_back_or_named_as_lost(
     lost = {limitation.asked for limitation in found.emission.limitations if "dtype" in limitation.asked}
     assert lost == {f"rollout.{name} fp8" for name in unsaid}
     for name in ("rollout_dtype", "kv_dtype"):
-        assert states(adapter_of(framework), version, engine, ref(f"rollout.{name}")) == (name not in unsaid)
+        assert states(adapter_of(framework), version, engine, ref(f"rollout.{name}"), value="fp8") == (
+            name not in unsaid
+        )
     back = _read_back(found.files, framework, version, tmp_path)
     for name in {"rollout_dtype", "kv_dtype"} - unsaid:
         assert getattr(back.rollout, name) == "fp8", name
+
+
+@pytest.mark.parametrize(("framework", "engine"), [("verl", "vllm"), ("verl", "sglang"), ("areal", "sglang")])
+def test_an_engine_in_fp16_is_written_and_read_back(framework: str, engine: str, tmp_path: Path) -> None:
+    """Devices without bf16 run nothing else; verl's files left it to its default, which is bf16."""
+    asked = {"rollout.backend": engine, "rollout.rollout_dtype": "fp16"}
+    found = export_run(with_values(sample_run(Random(3), framework, "main"), asked), adapter_of(framework), "main", "a")
+    assert not [limitation for limitation in found.emission.limitations if "rollout_dtype" in limitation.asked]
+    assert _read_back(found.files, framework, "main", tmp_path).rollout.rollout_dtype == "fp16"
+    assert not states(adapter_of("skyrl"), "0.4", engine, ref("rollout.rollout_dtype"), value="fp16")
 
 
 def test_sglang_is_told_which_8_bit_format() -> None:

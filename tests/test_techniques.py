@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import nullcontext
 from functools import cache
@@ -20,6 +21,7 @@ from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.question.context import resolve
 from rlperf.report.table import text_table
 from rlperf.specs.job import Job
+from rlperf.specs.reader import read_job_document, validate
 from rlperf.techniques import HEAD, TECHNIQUES, GainTable, frameworks_with, gains
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "techniques.md"
@@ -155,17 +157,31 @@ def test_products_of_training_in_8_bits_have_a_key_of_their_own_or_are_refused(t
         ("dgx_a100", "kv_dtype", "fp8", ""),
         ("ascend_910b_node", "rollout_dtype", "fp8", "ascend_910b multiplies no fp8: it has no unit for eight bits"),
         ("ascend_910b_node", "kv_dtype", "fp8", "ascend_910b reads no fp8: it has no unit for eight bits"),
-        ("generic:v100", "rollout_dtype", "fp16", "v100_32g_sxm multiplies no bf16.*state compute_dtype: fp16"),
-        ("generic:v100", "compute_dtype", "fp16", "v100_32g_sxm multiplies no bf16.*state rollout_dtype: fp16"),
+        (
+            "generic:v100",
+            "rollout_dtype",
+            "fp16",
+            "pools: compute_dtype of the trainer is bf16 unless.*state compute_dtype: fp16",
+        ),
+        (
+            "generic:v100",
+            "compute_dtype",
+            "fp16",
+            "pools: rollout_dtype of the rollout is bf16 unless.*state rollout_dtype: fp16",
+        ),
         ("mi355x_node", "rollout_dtype", "nvfp4", "mi355x multiplies no nvfp4: it has no unit for its scales"),
         ("mi355x_node", "rollout_dtype", "w4a4_mxfp4", ""),
     ],
 )
-def test_products_that_a_device_has_no_unit_for_are_refused(cluster: str, name: str, dtype: str, why: str) -> None:
+def test_products_that_a_device_has_no_unit_for_are_refused(
+    cluster: str, name: str, dtype: str, why: str, tmp_path: Path
+) -> None:
     """Training in fp8 on A100 was planned at the rate of bf16, and whatever states no dtype on V100 at that of fp16."""
     role = "trainer" if name == "compute_dtype" else "rollout"
     pools = [{"role": role, "settings": {name: dtype}}]
     tasks = [{"name": "t", "workload": "math", "prompts_per_step": 16, "max_response_tokens": 1024}]
     job = {"architecture": "Qwen3-8B", "nodes": 1, "framework": "nemo_rl", "tasks": tasks, "pools": pools}
+    (tmp_path / "job.json").write_text(json.dumps({**job, "cluster": cluster}))
+    document = read_job_document(tmp_path / "job.json")
     with pytest.raises(SpecError, match=why) if why else nullcontext():
-        resolve(Job.model_validate({**job, "cluster": cluster}))
+        resolve(validate(document, Job), document=document)

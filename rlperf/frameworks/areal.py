@@ -16,6 +16,8 @@ from rlperf.frameworks.areal_microbatches import cap_of, whole_passes
 from rlperf.frameworks.areal_trained import adapters, in_eight_bits
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
+    COMPUTE_DTYPE,
+    ENGINE_DTYPE,
     MANDATORY,
     NEGATED,
     RECOMPUTE,
@@ -24,13 +26,11 @@ from rlperf.frameworks.fields import (
     Setting,
     Target,
     Unit,
-    computes,
     elsewhere,
     field,
     read_fields,
     replay_as,
     resolve,
-    words,
     write_fields,
 )
 from rlperf.frameworks.hub import hub_name
@@ -42,7 +42,6 @@ from rlperf.frameworks.writing import defaults, script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.trainer_calibration import load_trainer
 
-_DTYPE = computes(words(bf16="bfloat16", fp16="float16"))
 _EXPORTS = "rollout.agent.export_style"
 _STYLE = Unit(lambda value, _: value == "individual", lambda value, _: "individual" if value else None)
 _WHOLE = 1 << 20
@@ -67,7 +66,7 @@ FIELDS: tuple[Field, ...] = (
     field("batch.context_tokens", "gconfig.max_tokens", note="prompt + response"),
     field("trainer.token_budget", "actor.mb_spec.max_tokens_per_mb", note="tokens per data-parallel rank"),
     field("trainer.checkpointing", "actor.gradient_checkpointing"),
-    field("trainer.compute_dtype", "actor.dtype", _DTYPE),
+    field("trainer.compute_dtype", "actor.dtype", COMPUTE_DTYPE),
     field("trainer.chunked_loss", "actor.megatron.enable_chunked_logits", backend="megatron"),
     field("trainer.router_replay", "rollout.return_routed_experts", replay_as("R3"), "R3: experts of the rollout"),
     field("trainer.turn_samples", _EXPORTS, _STYLE, "every turn is a sample, or a trajectory"),
@@ -88,6 +87,7 @@ ENGINES: dict[str, tuple[Field, ...]] = {
         field("rollout.engine_context", "sglang.context_length"),
         field("rollout.cuda_graphs", "sglang.disable_cuda_graph", NEGATED),
         field("rollout.prefix_caching", "sglang.disable_radix_cache", NEGATED),
+        field("rollout.rollout_dtype", "sglang.dtype", ENGINE_DTYPE),
         field("rollout.kv_dtype", "sglang.kv_cache_dtype", SGLANG_KV_DTYPE),
         field("rollout.attention_data_parallel", "sglang.dp_size"),
         field("rollout.attention_dp_enabled", "sglang.enable_dp_attention"),
@@ -95,6 +95,7 @@ ENGINES: dict[str, tuple[Field, ...]] = {
     ),
     "vllm": (
         field("rollout.memory_fraction", "vllm.gpu_memory_utilization"),
+        field("rollout.rollout_dtype", "vllm.dtype", ENGINE_DTYPE),
         field("rollout.max_running", "vllm.max_num_seqs", note="requests that an engine runs at once"),
         field("rollout.engine_context", "vllm.max_model_len"),
         field("rollout.cuda_graphs", "vllm.enforce_eager", NEGATED),

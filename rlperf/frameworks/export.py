@@ -245,7 +245,8 @@ def _unsaid(adapter: Adapter, emission: Emission) -> list[Limitation]:
     for at, (nearest, loss) in _MUST_BE_SAID.items():
         value = emission.run.value(at)
         entries = [entry for entry in adapter.fields if entry.at == at]
-        said = any(stated.get(key) == e.unit.write(value, emission.run) for e in entries for key in e.keys)
+        able = [entry for entry in entries if entry.takes(value)]
+        said = any(stated.get(key) == e.unit.write(value, emission.run) for e in able for key in e.keys)
         if value not in _USUAL and not said:
             lost.append(Limitation(f"{at} {value}", nearest, loss))
     if words := emission.run.traits.had_by.get(adapter.name):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from rlperf.cost.dtypes import DTYPES
 from rlperf.frameworks.keytable import ABSENT, KeyTable, Value
 from rlperf.frameworks.run import Ref, Run, as_type, ref, types_of
 
@@ -71,6 +72,7 @@ def computes(unit: Unit = SAME) -> Unit:
     return replace(unit, takes=frozenset({"bf16", "fp16", "fp32"}))
 
 
+COMPUTE_DTYPE = computes(words(bf16="bfloat16", fp16="float16"))
 _RECIPES = {"fp8": "blockwise", "mxfp8": "mxfp8"}
 FP8_FORMAT = Unit(
     lambda value, _: "fp8",
@@ -94,6 +96,21 @@ KV_DTYPE = Unit(_cache_dtype, words(bf16="auto").write)
 """Engines call a KV cache in the weights' own type ``auto``; both 8-bit formats take as much room and time."""
 SGLANG_KV_DTYPE = Unit(_cache_dtype, words(bf16="auto", fp8="fp8_e4m3").write)
 """SGLang has no plain ``fp8``: its server wants the format (``--kv-cache-dtype`` in its server_args.py)."""
+
+
+_WORDS = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+ENGINE_DTYPE = Unit(
+    lambda value, _: _WORDS.get(str(value), value),
+    lambda value, _: "float16" if value == "fp16" else None,
+    takes=frozenset({"bf16", "fp16"}),
+)
+"""What an engine computes in where nothing is quantised, by its default bf16; read before what is quantised."""
+QUANTIZED = Unit(
+    lambda value, _: str(value),
+    lambda value, _: None if value in (None, "bf16", "fp16") else value,
+    takes=frozenset(DTYPES) - {"fp16", "fp32", "tf32"},
+)
+"""How an engine quantises weights, if it does."""
 
 
 def zero_as(nothing: Value) -> Unit:
@@ -138,9 +155,13 @@ class Field:
             return None
         return next((key for key in self.keys if table.find(key, version, backend) is not None), None)
 
+    def takes(self, value: object) -> bool:
+        """Whether its key has a word for the value."""
+        return self.unit.takes is None or value in self.unit.takes
+
     def states(self, table: KeyTable, version: str, backend: str, value: object = None) -> bool:
         """Whether a file of this version and backend can say the value; None: any."""
-        if value is not None and self.unit.takes is not None and value not in self.unit.takes:
+        if value is not None and not self.takes(value):
             return False
         if not self.keys:
             return not (self.backend and backend and self.backend != backend)

@@ -17,6 +17,7 @@ from rlperf.frameworks.fields import (
     KV_DTYPE,
     LORA_RANK,
     NEGATED,
+    QUANTIZED,
     RECOMPUTE,
     RESHARD,
     Field,
@@ -82,7 +83,6 @@ _STEPS, _MERGED = "generator.step_wise_trajectories", "generator.merge_stepwise_
 _WISE = Unit(lambda value, _: bool(value), lambda value, _: value or None)
 _BUDGET = Unit(lambda value, _: int(value) if int(value) > 0 else None, lambda value, _: value)
 _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
-_QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("rollout.devices", "num_engines x TP x DP x PP"),
@@ -132,7 +132,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.engine_token_budget", f"{E}max_num_batched_tokens {OLD}max_num_batched_tokens"),
     field("rollout.prefix_caching", f"{E}enable_prefix_caching {OLD}enable_prefix_caching"),
     field("rollout.cuda_graphs", f"{E}enforce_eager {OLD}enforce_eager", NEGATED),
-    field("rollout.rollout_dtype", f"{X}quantization {OLD}engine_init_kwargs.quantization", _QUANTIZED),
+    field("rollout.rollout_dtype", f"{X}quantization {OLD}engine_init_kwargs.quantization", QUANTIZED),
     field("rollout.kv_dtype", f"{X}kv_cache_dtype {OLD}engine_init_kwargs.kv_cache_dtype", _KV),
     field("rollout.speculation", f"{E}speculative_config.num_speculative_tokens", DRAFTS),
 )  # fmt: skip

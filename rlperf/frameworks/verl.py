@@ -15,12 +15,15 @@ from rlperf.frameworks.drafting import DRAFTS, with_drafts
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
+    COMPUTE_DTYPE,
     DISTRIBUTED,
+    ENGINE_DTYPE,
     ETP,
     KV_DTYPE,
     LORA_RANK,
     NEGATED,
     OPTIMIZER,
+    QUANTIZED,
     RECOMPUTE,
     RESHARD,
     SAME,
@@ -30,7 +33,6 @@ from rlperf.frameworks.fields import (
     Setting,
     Target,
     Unit,
-    computes,
     elsewhere,
     field,
     one_as,
@@ -88,12 +90,10 @@ _ENGINE_TP = Unit(
 )
 _WHOLE_IN_090 = "as of 0.9.1: 0.9.0 holds gradients whole between microbatches, 4 bytes a parameter more"
 _LARGER = Unit(lambda value, run: max(int(value), run.trainer.ulysses), lambda value, _: value)
-_QUANTIZED = Unit(lambda value, _: str(value), lambda value, _: value if value not in (None, "bf16", "fp16") else None)
 _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
 _SGLANG_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else SGLANG_KV_DTYPE.write(value, run))
 _APART = Unit(lambda value, _: int(bool(value)), lambda value, _: bool(value))
 """One engine of a group reads (workers/rollout/sglang_rollout/sglang_pd_replica.py:62 of 0.8.0); as many as groups."""
-_DTYPE = computes(words(bf16="bfloat16", fp16="float16"))
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
 
 S = f"{R}engine_kwargs.sglang."
@@ -110,7 +110,7 @@ _REPLACES = (
     ("rollout.memory_fraction", S + "mem_fraction_static", SAME),
     ("rollout.max_running", S + "max_running_requests", SAME),
     ("rollout.cuda_graphs", S + "disable_cuda_graph", NEGATED),
-    ("rollout.rollout_dtype", S + "quantization", _QUANTIZED),
+    ("rollout.rollout_dtype", S + "quantization", QUANTIZED),
     ("batch.context_tokens", V + "max_model_len", SAME),
     ("rollout.memory_fraction", V + "gpu_memory_utilization", SAME),
     ("rollout.max_running", V + "max_num_seqs", SAME),
@@ -118,7 +118,7 @@ _REPLACES = (
     ("rollout.chunked_prefill", V + "enable_chunked_prefill", SAME),
     ("rollout.prefix_caching", V + "enable_prefix_caching", SAME),
     ("rollout.cuda_graphs", V + "enforce_eager", NEGATED),
-    ("rollout.rollout_dtype", V + "quantization", _QUANTIZED),
+    ("rollout.rollout_dtype", V + "quantization", QUANTIZED),
 )
 """Arguments that are spread last, over those that verl passes of its own keys (async_sglang_server.py:337,
 vllm_async_server.py:349 of 0.9.1): read where they stand, and written in verl's own keys."""
@@ -144,7 +144,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.parks_optimizer", F + "optimizer_offload", note="waits on the host", backend="fsdp2"),
     field("trainer.parks_parameters", F + "param_offload", note="states wait on the host", backend="fsdp2"),
     field("trainer.offload_activations", M + "enable_activation_offload", backend="fsdp2"),
-    field("trainer.compute_dtype", F + "dtype", _DTYPE, backend="fsdp2"),
+    field("trainer.compute_dtype", F + "dtype", COMPUTE_DTYPE, backend="fsdp2"),
     field("trainer.tensor_parallel", G + "tensor_model_parallel_size", backend="megatron"),
     field("trainer.pipeline_parallel", G + "pipeline_model_parallel_size", backend="megatron"),
     field("trainer.virtual_pipeline", G + "virtual_pipeline_model_parallel_size", one_as(None), backend="megatron"),
@@ -164,7 +164,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.parks_optimizer", G + "optimizer_offload", note="waits on the host", backend="megatron"),
     field("trainer.offload_optimizer", H + "optimizer_cpu_offload", note="updated on the host", backend="megatron"),
     field("trainer.parks_parameters", G + "param_offload", note="states wait on the host", backend="megatron"),
-    field("trainer.compute_dtype", G + "dtype", _DTYPE, backend="megatron"),
+    field("trainer.compute_dtype", G + "dtype", COMPUTE_DTYPE, backend="megatron"),
     *elsewhere("trainer.parked", "param_offload, optimizer_offload"),
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
     field("trainer.lora_rank", M + "lora_rank", LORA_RANK, backend="fsdp2"),
@@ -192,7 +192,8 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.chunked_prefill", R + "enable_chunked_prefill"),
     field("rollout.prefix_caching", R + "enable_prefix_caching"),
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
-    field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
+    field("rollout.rollout_dtype", R + "dtype", ENGINE_DTYPE),
+    field("rollout.rollout_dtype", R + "quantization", QUANTIZED),
     field("rollout.prefill_replicas", R + "disaggregation.enabled", _APART, "groups of engines: one reads prompts"),
     field("rollout.borrows", HYBRID, note="engines on the trainer's GPUs while it waits"),
     field("rollout.speculation", M + "mtp.num_speculative_tokens", DRAFTS),

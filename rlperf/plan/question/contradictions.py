@@ -134,14 +134,16 @@ def _without_unit(
     settings = job.pool(role).settings
     for name in ("rollout_dtype", "kv_dtype") if role == "rollout" else ("compute_dtype",):
         stated = getattr(settings, name) or ()
-        place = next((("pools", n, "settings", name) for n, pool in enumerate(job.pools) if pool.role == role), ())
-        problem = _Where(document, *(place if stated else ("cluster",)))
+        place = next(
+            (("pools", n, "settings", name) for n, pool in enumerate(job.pools) if pool.role == role), ("pools",)
+        )
+        problem, unsaid = _Where(document, *place), "" if stated else f"{name} of the {role} is bf16 unless stated: "
         words = (stated,) if isinstance(stated, str) else stated
         for word in words or (("bf16",) if name != "kv_dtype" else ()):
             if (lacking := _lacking(word, name, device)) is not None:
                 lacks, hint = lacking
                 verb = "reads" if name == "kv_dtype" else "multiplies"
-                found.append(problem(f"{device.name} {verb} no {word}: it has no unit for {lacks}", hint))
+                found.append(problem(f"{unsaid}{device.name} {verb} no {word}: it has no unit for {lacks}", hint))
     return found
 
 
@@ -157,7 +159,10 @@ def _lacking(word: str, name: str, device: Device) -> tuple[str, str] | None:
         return None
     cached, trained = name == "kv_dtype", name == "compute_dtype"
     if word == "bf16" and device.peaks.bf16 is None and not cached:  # an unquantised cache is as the weights are
-        return "sixteen bits with the range of fp32", f"state {name}: fp16, where the framework has it"
+        return (
+            "sixteen bits with the range of fp32",
+            f"state {name}: fp16 in the pool's settings, where the framework has it",
+        )
     if dtype.peak == "fp8" and device.peaks.fp8 is None and (trained or not device.reads_fp8):
         return "eight bits", "leave it out" + (": its trainer runs bf16" if trained and device.peaks.bf16 else "")
     if cached:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
@@ -15,16 +15,17 @@ from rlperf.told import Tell, quiet, within
 
 A = TypeVar("A")
 B = TypeVar("B")
+Asked = TypeVar("Asked", contravariant=True)
 Answer = TypeVar("Answer", covariant=True)
 FEW = 3
 """Pieces up to which other processes, which first load what this one has loaded, are not worth starting."""
 _WATCH = "ends with its parent"
 
 
-class Piece(Protocol[Answer]):
-    """Work on one named piece; it travels to another process, so it is a module's function (or a partial of one)."""
+class Piece(Protocol[Asked, Answer]):
+    """Work on one piece; both travel to another process, so it is a module's function (or a partial of one)."""
 
-    def __call__(self, name: str, *, report: Tell) -> Answer: ...
+    def __call__(self, piece: Asked, /, *, report: Tell) -> Answer: ...
 
 
 def cores() -> int:
@@ -34,27 +35,32 @@ def cores() -> int:
     return int(cpu_count())
 
 
-def over_cores(work: Piece[B], names: Sequence[str], report: Tell, *, each: float = 1.0) -> list[B]:
-    """``work`` of every name, in their order: over all cores, or one after the other where that costs less.
+def over_cores(work: Piece[A, B], pieces: Mapping[str, A], report: Tell, *, each: float = 1.0) -> list[B]:
+    """``work`` of every named piece, in their order: over all cores, or one after the other where that costs less.
 
-    ``each`` : pieces that the work of one name is worth. An error that one of them raises is raised here.
+    ``each`` : what the work of one piece is worth. An error that one of them raises is raised here. What only one
+    piece needs belongs into it: what ``work`` itself holds travels with every piece.
     """
+    names = list(pieces)
     part = 1.0 / max(len(names), 1)
     if each * len(names) <= FEW or len(names) == 1 or _is_worker() or cores() == 1:  # the dearest question last
-        return [work(name, report=within(report, k * part, part, f"{name}: ")) for k, name in enumerate(names)]
+        told = [within(report, k * part, part, f"{name}: ") for k, name in enumerate(names)]
+        return [work(piece, report=own) for piece, own in zip(pieces.values(), told, strict=True)]
     from joblib import Parallel, delayed
 
     parallel = Parallel(n_jobs=min(cores(), len(names)), return_as="generator_unordered", batch_size=1)
-    piece, found = partial(_numbered, work, names), dict[int, B]()
+    numbered, found = partial(_numbered, work), dict[int, B]()
     with said_if_killed("ask for fewer at once"):
-        for index, answer in parallel(delayed(worked)(piece, index, os.getpid()) for index in range(len(names))):
+        for index, answer in parallel(
+            delayed(worked)(numbered, one, os.getpid()) for one in enumerate(pieces.values())
+        ):
             found[index] = answer
             report(len(found) * part, f"{names[index]}: done")
     return [found[index] for index in range(len(names))]
 
 
-def _numbered(work: Piece[B], names: Sequence[str], index: int) -> tuple[int, B]:
-    return index, work(names[index], report=quiet)
+def _numbered(work: Piece[A, B], one: tuple[int, A]) -> tuple[int, B]:
+    return one[0], work(one[1], report=quiet)
 
 
 @contextmanager

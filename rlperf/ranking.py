@@ -148,7 +148,7 @@ def plan_frameworks(
     names = names_of(frameworks)
     base, folder = job_and_folder(job_of(job, values), folder)
     tell = report or quiet
-    found = over_cores(partial(_planned, base=base, folder=folder), names, tell)
+    found = over_cores(partial(_planned, base=base, folder=folder), {name: name for name in names}, tell)
     if len({each.why_not for each in found} - {""}) == 1 and not any(each.plan for each in found):
         ask(job_of(base, {"framework": names[0]}), folder=folder, to_plan=True)  # raises what all of them say
     return FrameworkRanking(tuple(_ranked(found, folder)))

@@ -236,7 +236,7 @@ def gains(
             for name in unknown
         )
     base, folder = job_and_folder(job_of(job, values), folder)
-    chosen = tuple(each.name for each in TECHNIQUES if not names or each.name in names)
+    chosen = {each.name: each for each in TECHNIQUES if not names or each.name in names}
     tell = report or quiet
     part = 1.0 / (1 + len(chosen))
     pinned = planned(base, folder=folder, report=within(tell, 0.0, part, "as it is: "))
@@ -254,14 +254,13 @@ def _first(pinned: Job, draws: int, folder: Path | None) -> Side:
     return _FIRST.get(key, lambda: side_of_job(pinned, draws, plan=False, folder=folder))
 
 
-def _gain(name: str, *, base: Job, pinned: Job, draws: int, folder: Path | None, report: Tell) -> Gain:
-    technique = next(each for each in TECHNIQUES if each.name == name)
+def _gain(technique: Technique, *, base: Job, pinned: Job, draws: int, folder: Path | None, report: Tell) -> Gain:
     first = _first(pinned, draws, folder)
     fields = technique.changes(first.context.tasks[0].architecture)
     asked = fields.get(f"pools.{technique.key.replace('.', '.settings.')}")
     row = Gain(technique.name, frameworks=frameworks_with(technique.key, None if isinstance(asked, list) else asked))
     try:
-        side = side_of_job(changed_job(base, fields, name), draws, folder=folder, report=report)
+        side = side_of_job(changed_job(base, fields, technique.name), draws, folder=folder, report=report)
     except InfeasibleError as error:
         return replace(row, said=f"no plan: {(error.nearest_miss or error.message).partition('; ')[0]}")
     except SpecError as error:

@@ -15,6 +15,7 @@ from rlperf.plan.search.common import COMMON, Screening, common_layouts
 from rlperf.plan.search.screen import screen
 from rlperf.report.plan_summary import run_words, summary_lines
 from rlperf.specs.job import Job
+from rlperf.told import quiet
 
 SHORT = {
     "name": "short", "workload": "searching", "prompts_per_step": 32, "group_size": 4, "mini_batch": 16,
@@ -116,7 +117,7 @@ def test_common_layouts_run_for_every_task() -> None:
     for task in context.tasks:
         demands = tuple(task.source.demand(batch, None, 0) for batch in task.batches)
         screenings.append(Screening(task, demands, screen(context, task, demands, facts)))
-    found = common_layouts(context, facts, screenings)
+    found = common_layouts(context, facts, screenings, quiet)
     assert 0 < len(found) <= COMMON
     longest = max(batch.longest_tokens for task in context.tasks for batch in task.batches)
     for configurations in found:

@@ -12,6 +12,7 @@ from rlperf.processes import over_cores
 from rlperf.told import Tell
 
 NAMES = ("one", "two", "three", "four")
+PIECES = {name: name for name in NAMES}
 
 
 def test_few_pieces_stay_in_this_process_and_progress_moves_within_them() -> None:
@@ -20,9 +21,9 @@ def test_few_pieces_stay_in_this_process_and_progress_moves_within_them() -> Non
         return os.getpid()
 
     told: list[tuple[float, str]] = []
-    assert over_cores(work, NAMES[:2], lambda *said: told.append(said)) == [os.getpid()] * 2
+    assert over_cores(work, {name: name for name in NAMES[:2]}, lambda *said: told.append(said)) == [os.getpid()] * 2
     assert told == [(0.25, "one: half"), (0.75, "two: half")]
-    assert over_cores(work, NAMES, lambda *_: None, each=0.5) == [os.getpid()] * 4  # pieces that are worth half a one
+    assert over_cores(work, PIECES, lambda *_: None, each=0.5) == [os.getpid()] * 4  # pieces that are worth half a one
 
 
 def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,7 @@ def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: p
         return name, os.getpid()
 
     told: list[float] = []
-    found = over_cores(work, NAMES, lambda share, _text: told.append(share))
+    found = over_cores(work, PIECES, lambda share, _text: told.append(share))
     assert tuple(name for name, _ in found) == NAMES
     assert os.getpid() not in {pid for _, pid in found}
     assert told == [0.25, 0.5, 0.75, 1.0]
@@ -48,7 +49,7 @@ def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: p
         raise SpecError(f"{name} is refused")
 
     with pytest.raises(SpecError, match="is refused"):
-        over_cores(refuses, NAMES, lambda _share, _text: None)
+        over_cores(refuses, PIECES, lambda _share, _text: None)
 
     def dies(name: str, *, report: Tell) -> str:
         import os
@@ -56,4 +57,4 @@ def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: p
         os._exit(9)
 
     with pytest.raises(RlperfError, match="a worker process was killed: out of memory"):
-        over_cores(dies, NAMES, lambda _share, _text: None)
+        over_cores(dies, PIECES, lambda _share, _text: None)

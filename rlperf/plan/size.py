@@ -247,8 +247,8 @@ def size_job(
     offered = _offered(job, clusters)
     _check(offered, target, ask)
     jobs = {asked.cluster: asked for asked in offered}
-    search = partial(_searched, jobs=jobs, target=target, ask=ask, most_nodes=most_nodes)
-    found = over_cores(search, [*jobs], report or quiet, each=most_nodes.bit_length())
+    search = partial(_searched, target=target, ask=ask, most_nodes=most_nodes)
+    found = over_cores(search, jobs, report or quiet, each=most_nodes.bit_length())
     rows = tuple(row for tried in found for row in tried.rows)
     floors = tuple(tried.floor for tried in found if tried.floor is not None)
     meeting = [(row, tried.plans[row.nodes]) for tried in found for row in tried.rows if row.meets]
@@ -274,13 +274,11 @@ class _Searched:
     floor: Floor | None
 
 
-def _searched(
-    name: str, *, jobs: dict[str, Job], target: SizeTarget, ask: Asked, most_nodes: int, report: Tell
-) -> _Searched:
+def _searched(job: Job, *, target: SizeTarget, ask: Asked, most_nodes: int, report: Tell) -> _Searched:
     """One cluster: a piece of work that may run in another process."""
-    tried = _Tried(jobs[name], target, ask, most_nodes, report).search()
+    tried = _Tried(job, target, ask, most_nodes, report).search()
     least = tried.least
-    floor = None if least is None else Floor(name, least.rl_step_s, tried.enough, least.waits_for)
+    floor = None if least is None else Floor(job.cluster, least.rl_step_s, tried.enough, least.waits_for)
     return _Searched(tuple(tried.rows), {row.nodes: tried.plans[row.nodes] for row in tried.rows if row.meets}, floor)
 
 

@@ -7,7 +7,7 @@ demand and are judged once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -96,33 +96,36 @@ def decide(context: Context, facts: FrameworkFacts | None, tell: Tell) -> list[D
     ------
     InfeasibleError : a slot without candidates; with reasons, nearest misses and limits to relax
     """
-    number = {task.task.name: index for index, task in enumerate(context.tasks)}
-    screen_named = partial(_screened_named, context=context, facts=facts)
-    screened = over_cores(screen_named, [*number], within(tell, 0.0, 0.45), each=HALF)
+    screen_one = partial(_screened_alone, context=context, facts=facts)
+    tasks = {task.task.name: task for task in context.tasks}
+    screened = over_cores(screen_one, tasks, within(tell, 0.0, 0.4), each=HALF)
     shared: list[tuple[Configuration, ...]] = []
     if context.takes_turns:
-        shared = common_layouts(context, facts, [one.screenings[0] for one in screened])
-    asked = {
+        firsts = [one.screenings[0] for one in screened]
+        shared = common_layouts(context, facts, firsts, within(tell, 0.4, 0.1))
+    pieces = {
         name: (one, index * len(one.groups), [own[index] for own in shared])
-        for (name, index), one in zip(number.items(), screened, strict=True)
+        for index, (name, one) in enumerate(zip(tasks, screened, strict=True))
     }
-    judge_named = partial(_judged_named, context=context, facts=facts, asked=asked)
-    judged = over_cores(judge_named, [*number], within(tell, 0.45, 0.45), each=HALF)
+    judge_one = partial(_judged_alone, context=context, facts=facts)
+    judged = over_cores(judge_one, pieces, within(tell, 0.5, 0.4), each=HALF)
     return [decision for found in judged for decision in found]
 
 
-def _screened_named(name: str, *, context: Context, facts: FrameworkFacts | None, report: Tell) -> _Screened:
+def _screened_alone(
+    task: TaskContext, *, context: Context, facts: FrameworkFacts | None, report: Tell
+) -> _Screened:  # fmt: skip
     """A task of the job screened: a piece of work that may run in another process."""
-    task, job = next(task for task in context.tasks if task.task.name == name), context.job
+    job = context.job
     return _screened_task(context, task, facts, rl_step_groups(job), report, timed=bool(job.horizon.group))
 
 
-def _judged_named(
-    name: str, *, context: Context, facts: FrameworkFacts | None,
-    asked: Mapping[str, tuple[_Screened, int, Sequence[Configuration]]], report: Tell,
+def _judged_alone(
+    asked: tuple[_Screened, int, Sequence[Configuration]], *, context: Context, facts: FrameworkFacts | None,
+    report: Tell,
 ) -> list[Decision]:  # fmt: skip
-    """The same of its slots judged; ``asked``: each task screened, the number of its first slot, what tasks share."""
-    screened, start, shared = asked[name]
+    """The same of its slots judged; ``asked``: the task screened, the number of its first slot, what tasks share."""
+    screened, start, shared = asked
     return _judged_task(context, screened, facts, start, report, shared)
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product, zip_longest
 
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.columns import ColumnStore
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import Screened, screen
+from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.told import Tell
 
 ASKED = 16
 """Layouts of all tasks together that the others are asked for."""
@@ -21,6 +23,8 @@ CROSSED = 4
 """Engines of some tasks, and trainers of others, that are asked for together."""
 COMMON = 8
 """Layouts that all tasks have, of which every task's judge hears."""
+PART = 0.5
+"""Of a piece of work that is worth another process (`over_cores`): a task is asked for all those layouts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +44,14 @@ class Screening:
         return best
 
     def under(
-        self, context: Context, facts: FrameworkFacts | None, like: Configuration, store: ColumnStore
+        self, pinned: Context, facts: FrameworkFacts | None, like: Configuration, store: ColumnStore
     ) -> tuple[Configuration, float] | None:
-        """The task under the arrangement of another one's configuration, and what it takes; None: it does not run."""
+        """The task under the arrangement of another one's configuration, and what it takes; None: it does not run.
+
+        ``pinned`` : the job with that configuration's values stated (`_pinned_to`)
+        """
         if like.arrangement in self.known:
             return self.known[like.arrangement]
-        changes = {"pools": tuple(pool.pinned() for pool in like.pools), "modes": (like.mode,)}
-        pinned = replace(context, job=context.job.model_copy(update=changes))
         found = screen(pinned, self.task, self.demands, facts, keep=1, store=store)
         if not found.configurations:
             return None
@@ -54,7 +59,7 @@ class Screening:
 
 
 def common_layouts(
-    context: Context, facts: FrameworkFacts | None, screenings: Sequence[Screening]
+    context: Context, facts: FrameworkFacts | None, screenings: Sequence[Screening], tell: Tell
 ) -> list[tuple[Configuration, ...]]:
     """Configurations of one task each that share an arrangement, the fastest for all tasks together first.
 
@@ -68,15 +73,35 @@ def common_layouts(
     shared = [key for key in first.known if all(key in one.known for one in others)]
     asked |= {key: first.known[key][0] for key in shared}
     asked |= {each.arrangement: each for each in _crossed(slowest)}
+    likes = [(like, _pinned_to(context, like)) for like in asked.values()]
+    pieces = {one.task.task.name: one for one in screenings}
+    under_each = over_cores(partial(_under_each, facts=facts, likes=likes), pieces, tell, each=PART)
     made: list[tuple[float, tuple[Configuration, ...]]] = []
-    stores = [ColumnStore() for _ in screenings]  # many arrangements have the same engines, or the same trainer
-    for like in asked.values():
-        found = [one.under(context, facts, like, store) for one, store in zip(screenings, stores, strict=True)]
+    for found in zip(*under_each, strict=True):
         kept = [each for each in found if each is not None]
         if len(kept) == len(screenings):
             made.append((math.fsum(priced for _, priced in kept), tuple(c for c, _ in kept)))
     made.sort(key=lambda one: one[0])
     return [configurations for _, configurations in made[:COMMON]]
+
+
+def _pinned_to(context: Context, like: Configuration) -> Context:
+    """The job with every value of a configuration stated, as its files say it in the configuration's mode."""
+    changes = {"pools": tuple(pool.pinned() for pool in like.pools), "modes": (like.mode,)}
+    pinned = replace(context, job=context.job.model_copy(update=changes))
+    return replace(pinned.of(like.mode), restate=None)
+
+
+def _under_each(
+    screening: Screening, *, facts: FrameworkFacts | None, likes: Sequence[tuple[Configuration, Context]], report: Tell
+) -> list[tuple[Configuration, float] | None]:
+    """One task under every arrangement in turn: a piece of work that may run in another process."""
+    store = ColumnStore()  # many arrangements have the same engines, or the same trainer
+    found = []
+    for index, (like, pinned) in enumerate(likes):
+        report(index / len(likes), "layouts of all tasks")
+        found.append(screening.under(pinned, facts, like, store))
+    return found
 
 
 def _crossed(screenings: Sequence[Screening]) -> Iterator[Configuration]:

@@ -437,6 +437,14 @@ def test_rules_speak_of_arrays_of_layouts_too() -> None:
     assert np.broadcast_to(refused["megatron_layers"], (3, 2)).tolist() == [[False, True]] * 3
 
 
+def test_experts_that_tensor_parallel_widens_keep_their_number_of_devices(tmp_path: Path) -> None:
+    """Left out, expert tensor parallel is 4: of EP16, audit made EP8, GLM-4.5's rl_step 1.6 times as long."""
+    wide = {M + "tensor_model_parallel_size": 4, M + "expert_model_parallel_size": 16}
+    found = _audit(tmp_path, "verl_moe", wide, "megatron_expert_grid")
+    [finding] = [each for each in found.findings if each.rule == "megatron_expert_grid"]
+    assert finding.settings == {M + "expert_tensor_parallel_size": 1}
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_rule_parses_and_names_a_key_of_its_framework(framework: str) -> None:
     from rlperf.frameworks.keytable import key_table
@@ -449,6 +457,7 @@ def test_every_rule_parses_and_names_a_key_of_its_framework(framework: str) -> N
             assert rule.groups
             derived = rule.id.startswith("no_key_" + rule.key.replace(".", "_"))
             assert derived or table.lifetime(rule.key) is not None, rule.key
+            assert not rule.mend or table.lifetime(rule.mend) is not None, rule.mend
     assert len({rule.id for rule in facts.rules}) == len(facts.rules)
 
 

@@ -97,13 +97,14 @@ def broken_rules(imported: Imported) -> frozenset[str]:
 
 
 def for_rule(imported: Imported, rule: Rule, broken: frozenset[str], *, deeper: bool = True) -> Repair | None:
-    """The key of a broken rule with the nearest value under which the rule holds and no other breaks.
+    """A key of a broken rule with the nearest value under which the rule holds and no other breaks.
 
     Where a value breaks one other rule, ``deeper`` also sets that rule's key.
     """
     nearly: tuple[Repair, str, frozenset[str]] | None = None
-    for value in _near(imported, rule):
-        repair = with_keys(imported, {rule.key: value})
+    tried = ({key: value} for key in (rule.mend, rule.key) if key for value in _near(imported, rule, key))
+    for settings in tried:
+        repair = with_keys(imported, settings)
         if repair is None or rule.id in (now := broken_rules(repair.imported)):
             continue
         if now < broken:
@@ -121,12 +122,12 @@ def _both(first: Repair, broken: str, now: frozenset[str]) -> Repair | None:
     return then and Repair({**first.settings, **then.settings}, then.imported)
 
 
-def _near(imported: Imported, rule: Rule) -> Iterator[Value]:
-    """Other values of a rule's key, the nearest first.
+def _near(imported: Imported, rule: Rule, key: str) -> Iterator[Value]:
+    """Other values of a key of a rule, the nearest first.
 
     A flag turned, the key's default, a word of the rule's advice, a number scaled or of the batch, a text's numbers.
     """
-    key, default = rule.key, imported.target.default(rule.key)
+    default = imported.target.default(key)
     given = imported.source.keys.get(key, default)
     spec = imported.target.table.find(key, imported.target.version, imported.target.backend)
     kind = "" if spec is None else spec.kind.rstrip("?")

@@ -52,6 +52,7 @@ class Rule(Frozen):
     require: str
     when: str | None = None
     key: str = Field(description="the key of the framework to look at first")
+    mend: str = Field("", description="the key that a repair tries first, where it is another")
     says: str = Field(description="what is wrong, with {group.name} filled in")
     advice: str = ""
     stage: Stage = "worker"

@@ -95,7 +95,10 @@ def _times(settings: SettingsValues) -> int:
 def test_files_say_a_scoring_budget_of_its_own(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the framework has a key; elsewhere scoring takes the budget of training."""
     monkeypatch.setattr(budgets, "WORTH", 1e-6)
-    asked = job(framework, cluster="dgx_h100", engine="sglang" if framework in ("slime", "miles") else "vllm")
+    few = [{**TASK, "prompts_per_step": 32}]
+    asked = job(
+        framework, cluster="dgx_h100", tasks=few, engine="sglang" if framework in ("slime", "miles") else "vllm"
+    )
     apart = _times(trainer(plan_job(asked))) > 1
     assert apart == framework_facts(framework).states_scoring
     found = plan_trip(asked)

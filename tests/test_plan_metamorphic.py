@@ -280,7 +280,7 @@ def test_everything_wrong_with_any_cluster_is_told_before_the_first_is_planned(m
 
 @pytest.mark.parametrize("mode", slow_but(("colocated", "one_step_off", "async"), "colocated"))
 def test_no_cluster_beats_the_floor(mode: str) -> None:
-    asked = job(modes=[mode], limits={"staleness": 2}, framework="verl")
+    asked = job(modes=[mode], limits={"staleness": 2}, framework="verl", trainer_backends=["fsdp2"])
     found = sized(asked, "step<=1h", most_nodes=4)
     (floor,) = found.floors
     assert 0.0 < floor.rl_step_s <= min(row.rl_step_s for row in found.rows if row.rl_step_s is not None)

@@ -201,15 +201,15 @@ async def until(done: Callable[[], bool]) -> None:
 
 @needs_nicegui
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_page_shows_the_plan_and_moves(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the form makes this plan is another test's; here it is there at once."""
-    monkeypatch.setattr("rlperf.ui.asked.PageForm.plan", lambda form: plan)
+def test_the_page_shows_the_plan_and_moves(plan: Plan, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> None:
+    """That the form makes this plan is another test's, and what the page draws is the report's."""
 
     async def visit(user: Any, page: Any) -> None:
         await user.should_see("Press Plan")
-        user.find(marker="plan").click()
-        await until(lambda: page.said is not None)
-        monkeypatch.undo()
+        with monkeypatch.context() as ready:
+            ready.setattr("rlperf.ui.asked.PageForm.plan", lambda form: plan)
+            user.find(marker="plan").click()
+            await until(lambda: page.said is not None)
         assert page.answer.plan.phases == plan.phases
         await user.should_see(human_seconds(plan.phases[0].predicted.rl_step_s))
         await user.should_see(marker="kept")

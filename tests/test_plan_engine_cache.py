@@ -10,6 +10,7 @@ import pytest
 
 from rlperf.api import plan_job
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.judge import decisions
 from rlperf.plan.judge.engine_cache import with_all_running
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.job import Job
@@ -68,3 +69,15 @@ def test_an_open_max_running_is_no_worse_than_all_at_once() -> None:
     plan = planned()
     assert plan.phases[0].pool("rollout").settings.max_running == 128
     assert plan.objective < 0.97 * planned(max_running=104).objective
+
+
+def test_the_best_of_every_mode_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8B on 8 H100: colocated, whose `max_running` events raise, lost to async where both were open."""
+    monkeypatch.setattr(decisions, "judged_objective", lambda _, e: e.value)
+    monkeypatch.setattr(decisions, "_price", lambda *_: 0.0)
+    judged = tuple(
+        SimpleNamespace(value=value, configuration=SimpleNamespace(mode=mode, variant=("bf16",)))
+        for mode, value in (("async", 1.0), ("async", 2.0), ("async", 3.0), ("colocated", 5.0), ("colocated", 4.0))
+    )
+    best = decisions._best(None, judged, 2)  # type: ignore[arg-type]
+    assert [each.value for each in best] == [1.0, 2.0, 4.0, 5.0]  # type: ignore[attr-defined]

@@ -275,12 +275,12 @@ def _evaluations(
 
 
 def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> list[Evaluation]:
-    """The ``count`` that judge best of every variant, beaten path and all: what is open is judged as if stated."""
+    """The ``count`` that judge best of every mode and variant, beaten path and all: as if what is open were stated."""
     value = np.array([judged_objective(context, e) for e in evaluations])
     ranked = np.argsort(value + _price(context, evaluations, value), kind="stable")
     kept: dict[tuple[object, ...], list[Evaluation]] = {}
     for one in (evaluations[index] for index in ranked):
-        kept.setdefault(one.configuration.variant, []).append(one)
+        kept.setdefault((one.configuration.mode, *one.configuration.variant), []).append(one)
     return [one for own in kept.values() for one in own[:count]]
 
 

@@ -176,7 +176,7 @@ def test_a_stage_that_is_small_or_well_known_costs_little_to_change() -> None:
         )
     )
     assert small == pytest.approx(large / 10.0) == pytest.approx(sure)
-    assert far == pytest.approx(2.0 * large)
+    assert far == pytest.approx(7.0 * large)  # each departure asks for as much: 32 stages beside 16 were cheap else
 
 
 def test_on_the_path_a_doubling_must_gain_half_a_percent() -> None:

@@ -168,13 +168,12 @@ class OffPath:
     def margin_s(self) -> FloatArray:
         r"""Seconds by which a candidate must beat a layout on the path to be told apart from it; 0 on the path [s].
 
-        .. math:: z \omega \sigma t \sqrt{1 + d}
+        .. math:: \sqrt{2} z \omega \sigma t d
 
-        The errors of device and software are in both and cancel; of the layouts' own, one is the path's and one comes
-        with each departure d.
+        The errors of device and software are in both and cancel; of the layouts' own, one is each's. Every departure d
+        asks for as much as the first: it is held against the layout with one fewer, and what these share cancels.
         """
-        own = self.own * self.sigma * self.seconds
-        return np.asarray(np.where(self.departures > 0, Z95 * own * np.sqrt(1.0 + self.departures), 0.0))
+        return np.asarray(np.sqrt(2.0) * Z95 * self.own * self.sigma * self.seconds * self.departures)
 
 
 def price(value: FloatArray, rl_step_s: FloatArray, pools: Sequence[OffPath], *, bold: bool) -> FloatArray:

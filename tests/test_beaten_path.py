@@ -56,7 +56,7 @@ def departures(
         load_architecture(architecture), flat, np.zeros(flat.size, dtype=np.int64),
         np.ones(flat.size, dtype=np.bool_) if fits is None else np.array(fits),
         longest_tokens=longest, microbatches=np.full(flat.size, microbatches),
-        reach=experts_reach(load_architecture(architecture), 8, 80e9),
+        reach=experts_reach(load_architecture(architecture), 8, 80e9), domain=8,
     )  # fmt: skip
 
 
@@ -87,6 +87,15 @@ def test_a_pipeline_is_as_long_as_memory_needs_and_has_work() -> None:
     assert departures("Qwen3-8B", layout).tolist() == [0, 1, 2, 3]
     assert departures("Qwen3-32B", layout, fits=[False, False, True, True]).tolist() == [0, 0, 0, 1]
     assert departures("Qwen3-32B", layout, fits=[False, False, True, True], microbatches=2.0).tolist() == [0, 0, 1, 2]
+
+
+def test_stages_that_experts_over_several_nodes_or_an_optimizer_on_the_host_would_spare_are_no_departure() -> None:
+    hosted = Layout.of(pipeline_parallel=[2, 4, 8], expert_parallel=8, offload=[1, 0, 0], data_parallel=64)
+    assert departures("DeepSeek-V3", hosted).tolist() == [0, 0, 1]
+    layout = Layout.of(pipeline_parallel=[2, 4, 8, 16], expert_parallel=[32, 16, 8, 8], data_parallel=64)
+    assert departures("DeepSeek-V3", layout).tolist() == [0, 0, 0, 1]
+    only = [True, True, False, False]  # what needs none of them is still off the path where nothing else fits
+    assert departures("DeepSeek-V3", layout, fits=only).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

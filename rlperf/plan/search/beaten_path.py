@@ -7,7 +7,7 @@ the frameworks' defaults take for a model and a device of its size:
 sequences cut small                 a ring or Ulysses leaves a rank fewer than `RANK_TOKENS` of the longest sequence
 experts not spread                  a mixture of experts on fewer than `EXPERTS_SPREAD` devices
 experts cut up, or spread far       expert tensor parallelism; expert parallelism beyond `experts_reach`
-pipeline without need               more stages than the least that memory and framework take
+pipeline without need               more stages than the least that run with experts in a domain and nothing offloaded
 pipeline without work               fewer microbatches than stages
 pipeline cut oddly                  stages that are neither a power of two nor a divisor of the layers
 replicas across nodes               an engine beyond the scale-up domains that its weights need
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.parameters import routed_parameters
-from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
+from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.uncertainty import CALIBRATED, OWN_SHARE
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95
@@ -67,20 +67,24 @@ def doublings(layout: Layout, parked: IntArray, spread: int = 1) -> FloatArray:
 
 def trainer_departures(
     architecture: Architecture, layout: Layout, group: IntArray, fits: BoolArray, *,
-    longest_tokens: int, microbatches: FloatArray, reach: float,
+    longest_tokens: int, microbatches: FloatArray, reach: float, domain: int,
 ) -> IntArray:  # fmt: skip
     """Departures of trainer columns of one number of devices ``[columns]``.
+
+    Stages are needed, too, where experts beyond a scale-up domain, or states on the host, would spare them: recipes of
+    DeepSeek-V3 on H100 have sixteen, though four fit beside experts over 32 devices.
 
     Parameters
     ----------
     group : columns that are compared, such as those of one backend; ``fits``: memory and framework take the column
     microbatches : of an optimizer update on one rank
     reach : devices over which experts are spread at most (`experts_reach`)
+    domain : devices of a scale-up domain
     """
     most = max(longest_tokens // RANK_TOKENS, 1)
     off = _beyond(layout.context_parallel * layout.ulysses, most)
+    spread = layout.expert_parallel * layout.expert_tensor_parallel
     if architecture.experts is not None:
-        spread = layout.expert_parallel * layout.expert_tensor_parallel
         least_spread = np.minimum(EXPERTS_SPREAD, layout.devices // layout.pipeline_parallel)
         off = off + _beyond(least_spread, spread) + _beyond(layout.expert_tensor_parallel, 1)
         off = off + _beyond(layout.expert_parallel, reach)
@@ -88,7 +92,9 @@ def trainer_departures(
     off = off + ((stages > 1) & (microbatches < stages))
     off = off + (((stages & (stages - 1)) != 0) & (architecture.layers % stages != 0))
     nearest = fits & (off == _least(off, group, fits, off))
-    least = _least(stages, group, nearest, np.ones(len(group), dtype=np.int64))
+    anyhow = _least(stages, group, nearest, np.ones(len(group), dtype=np.int64))
+    plain = (spread <= domain) & (layout.offload == OFFLOAD.index("none"))
+    least = _least(stages, group, nearest & plain, anyhow)
     return np.asarray(off + _beyond(stages, least), dtype=np.int64)
 
 

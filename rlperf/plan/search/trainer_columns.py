@@ -233,6 +233,7 @@ def departures_of(
         architecture, columns.layout, group, columns.fits,
         microbatches=_microbatches(context, demand, columns), longest_tokens=demand.batch.longest_tokens,
         reach=experts_reach(architecture, context.cluster.scale_up_domain, context.hardware.device.memory),
+        domain=context.cluster.scale_up_domain,
     )  # fmt: skip
 
 

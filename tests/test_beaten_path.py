@@ -92,6 +92,8 @@ def test_a_pipeline_is_as_long_as_memory_needs_and_has_work() -> None:
 def test_stages_that_experts_over_several_nodes_or_an_optimizer_on_the_host_would_spare_are_no_departure() -> None:
     hosted = Layout.of(pipeline_parallel=[2, 4, 8], expert_parallel=8, offload=[1, 0, 0], data_parallel=64)
     assert departures("DeepSeek-V3", hosted).tolist() == [0, 0, 1]
+    all_hosted = Layout.of(pipeline_parallel=[2, 8, 16], expert_parallel=[32, 8, 8], offload=1, data_parallel=64)
+    assert departures("DeepSeek-V3", all_hosted).tolist() == [0, 0, 1]
     layout = Layout.of(pipeline_parallel=[2, 4, 8, 16], expert_parallel=[32, 16, 8, 8], data_parallel=64)
     assert departures("DeepSeek-V3", layout).tolist() == [0, 0, 0, 1]
     only = [True, True, False, False]  # what needs none of them is still off the path where nothing else fits
@@ -105,6 +107,15 @@ def test_experts_are_spread_though_a_trainer_that_nobody_timed_so_is_predicted_a
     task = {**TASK, "prompts_per_step": 128, "max_prompt_tokens": 2048, "max_response_tokens": 16384}
     plan = plan_job(Job.model_validate({**asked, "tasks": [task]}))
     trainer = next(pool for pool in plan.phases[0].pools if pool.role == "trainer")
+    assert trainer.layout.expert_parallel >= 4
+
+
+@pytest.mark.slow
+def test_experts_are_spread_beside_engines_that_leave_the_path_too() -> None:
+    """Qwen3-235B on verl: engines over two nodes, which every rival has, had hidden what FSDP2 alone asks for."""
+    plan = plan_job(short_job("Qwen3-235B-A22B", 128, "h100", framework="verl"))
+    trainer = next(pool for pool in plan.phases[0].pools if pool.role == "trainer")
+    assert plan.phases[0].pool("rollout").layout.tensor_parallel == 16
     assert trainer.layout.expert_parallel >= 4
 
 

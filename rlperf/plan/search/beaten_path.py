@@ -92,9 +92,10 @@ def trainer_departures(
     off = off + ((stages > 1) & (microbatches < stages))
     off = off + (((stages & (stages - 1)) != 0) & (architecture.layers % stages != 0))
     nearest = fits & (off == _least(off, group, fits, off))
-    anyhow = _least(stages, group, nearest, np.ones(len(group), dtype=np.int64))
-    plain = (spread <= domain) & (layout.offload == OFFLOAD.index("none"))
-    least = _least(stages, group, nearest & plain, anyhow)
+    inside, kept = spread <= domain, layout.offload == OFFLOAD.index("none")
+    least = np.ones(len(group), dtype=np.int64)
+    for alike in (nearest, nearest & inside, nearest & inside & kept):
+        least = _least(stages, group, alike, least)
     return np.asarray(off + _beyond(stages, least), dtype=np.int64)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlperf.api import ask
 from rlperf.cost.batching import Microbatches
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import plan_texts
@@ -198,6 +199,24 @@ def test_plans_say_what_it_gains_and_files_state_it_or_name_it_as_lost(framework
     assert trainer.context_parallel * trainer.ulysses == 1
     assert any("computed once" in line for line in plan.phases[0].predicted.gains)
     assert says in plan_texts(plan)["EXPORT.md"]
+
+
+@pytest.mark.parametrize(("release", "refused"), [("verl==0.7", False), ("verl", True)])
+def test_a_release_that_takes_the_key_and_reads_it_nowhere_is_refused_before_the_plan(
+    release: str, refused: bool
+) -> None:
+    job = Job.model_validate(
+        {
+            "architecture": "Qwen3-4B", "cluster": "dgx_h100", "framework": release,
+            "tasks": [{"name": "t", "workload": "math", "prompts_per_step": 32, "max_response_tokens": 1024}],
+            "pools": [{"role": "trainer", "settings": {"shared_prefix": True, "packing": False}}],
+        }
+    )  # fmt: skip
+    if refused:
+        with pytest.raises(SpecError, match=r"0\.7 alone has a worker that reads use_prefix_grouper"):
+            ask(job, to_plan=True)
+    else:
+        assert ask(job, to_plan=True).context.job.pool("trainer").settings.shared_prefix
 
 
 def test_a_microbatch_is_never_emptied() -> None:

@@ -77,7 +77,7 @@ def test_the_table_fits_80_letters_and_a_line_says_who_has_a_key() -> None:
     )
     assert "(state what your engine logs" in notes["n-gram drafts"]
     without = "nemo_rl main has no key for trainer.shared_prefix (True)"
-    assert notes["shared prefix in training"] == f"shared prefix in training (areal, verl): no figures: {without}"
+    assert notes["shared prefix in training"] == f"shared prefix in training (areal): no figures: {without}"
 
 
 def test_drafts_gain_what_a_plan_with_them_open_gains() -> None:

@@ -139,7 +139,10 @@ def replay_as(word: str) -> Unit:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a run and its key. ``keys``: the first that exists in the version; none: see `elsewhere`."""
+    """One field of a run and its key. ``keys``: the first that exists in the version; none: see `elsewhere`.
+
+    ``until``: the last version that heeds the key; later ones take it, and nothing reads it.
+    """
 
     at: Ref
     keys: tuple[str, ...]
@@ -148,6 +151,7 @@ class Field:
     backend: str = ""
     read_only: bool = False
     unread: bool = False
+    until: str = ""
 
     def key(self, table: KeyTable, version: str, backend: str) -> str | None:
         """The key of this version and backend, or None where it has none."""
@@ -163,16 +167,19 @@ class Field:
         """Whether a file of this version and backend can say the value; None: any."""
         if value is not None and not self.takes(value):
             return False
+        if self.until and table.versions.index(version) > table.versions.index(self.until):
+            return False
         if not self.keys:
             return not (self.backend and backend and self.backend != backend)
         return not self.read_only and self.key(table, version, backend) is not None
 
 
 def field(
-    name: str, keys: str, unit: Unit = SAME, note: str = "", *, backend: str = "", read_only: bool = False
-) -> Field:
+    name: str, keys: str, unit: Unit = SAME, note: str = "", *, backend: str = "", read_only: bool = False,
+    until: str = "",
+) -> Field:  # fmt: skip
     """A field whose alternative keys are separated by spaces, newest first; ``name`` must be one of a run's (`ref`)."""
-    return Field(ref(name), tuple(keys.split()), unit, note or unit.note, backend, read_only)
+    return Field(ref(name), tuple(keys.split()), unit, note or unit.note, backend, read_only, until=until)
 
 
 def elsewhere(

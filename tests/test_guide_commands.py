@@ -167,7 +167,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: LengthTable)
     )  # fmt: skip
     for folder in ("traces", "trace", "held-out", "rollouts", "timings"):
         Path(folder).mkdir()
-    Path("rollouts/1.jsonl").write_text('{"prompt_tokens": 200, "response_tokens": 4000}\n' * 512)
+    Path("rollouts/1.jsonl").write_text('{"prompt_tokens": 200, "response_tokens": 1000}\n' * 512)
     for folder in ("traces", "trace", "held-out"):
         write_polytrace(recorded, Path(folder))
     kernels(Path("gemm.csv"))

@@ -10,15 +10,15 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from joblib import Parallel, delayed
-
 from rlperf.api import plan_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.question.words import layout_words
+from rlperf.processes import over_cores
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_cluster
 from rlperf.specs.short_job import short_job
+from rlperf.told import Tell
 from rlperf.version import __version__
 
 TARGET = Path(__file__).resolve().parent.parent / "reference" / "minimum-devices.md"
@@ -79,8 +79,9 @@ def cell(model: str, length: str, kind: str, cluster: str, least: int = 1) -> Ce
     return Cell(tried[-1], None)
 
 
-def column(kind: str, model: str, cluster: str) -> list[str]:
-    """The cells of a model on a device, one per length."""
+def column(asked: tuple[str, str, str], *, report: Tell) -> list[str]:
+    """The cells of a kind and a model on a device, one per length: a piece of work that may run in another process."""
+    kind, model, cluster = asked
     least, found = 1, []
     for length in LENGTHS:
         try:
@@ -90,14 +91,16 @@ def column(kind: str, model: str, cluster: str) -> list[str]:
             continue
         least = one.devices  # longer responses need no fewer
         found.append(one.words())
-        sys.stderr.write(f"{kind}, {model}, {length}, {cluster}: {found[-1]}\n")
+        report(len(found) / len(LENGTHS), f"{length}: {found[-1]}")
     return found
 
 
 def tables() -> dict[str, list[str]]:
     """The rows of every kind, planned over all cores: a model and a length each, a cell per device."""
     asked = list(product(KINDS, MODELS, CLUSTERS.values()))
-    found = dict(zip(asked, Parallel(n_jobs=-1)(delayed(column)(*each) for each in asked), strict=True))
+    pieces = {", ".join(each): each for each in asked}
+    done = over_cores(column, pieces, lambda share, text: print(f"{share:4.0%} {text}", file=sys.stderr))
+    found = dict(zip(asked, done, strict=True))
     head = [f"| model | response | {' | '.join(CLUSTERS)} |", "|---|---|" + "---|" * len(CLUSTERS)]
     return {
         kind: head + [

@@ -112,9 +112,7 @@ def decide(context: Context, facts: FrameworkFacts | None, tell: Tell) -> list[D
     return [decision for found in judged for decision in found]
 
 
-def _screened_alone(
-    task: TaskContext, *, context: Context, facts: FrameworkFacts | None, report: Tell
-) -> _Screened:  # fmt: skip
+def _screened_alone(task: TaskContext, *, context: Context, facts: FrameworkFacts | None, report: Tell) -> _Screened:
     """A task of the job screened: a piece of work that may run in another process."""
     job = context.job
     return _screened_task(context, task, facts, rl_step_groups(job), report, timed=bool(job.horizon.group))

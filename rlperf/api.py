@@ -152,7 +152,7 @@ def ask(
         raise SpecError(dict.fromkeys(problems))
     assert context is not None and facts is not None
     restate = partial(as_framework_runs, facts=facts, folder=folder)
-    return Question(replace(context, restate=restate), facts)
+    return Question(replace(context, restate=restate, keyless=facts.keyless("rollout")), facts)
 
 
 def facts_of(job: Job) -> FrameworkFacts:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rlperf.api import plan_job
+from rlperf.api import ask, plan_job
 from rlperf.errors import ExportError, InfeasibleError, SpecError
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import plan_texts, write_plan
+from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.keytable import key_table
-from rlperf.frameworks.run import Run, ScorerRun
+from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, ScorerRun, TrainerRun
 from rlperf.frameworks.scorer_keys import scorer_settings
+from rlperf.plan.answer.baseline import Defaults, _Judged, pinned_to
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import resolve
 from rlperf.plan.question.techniques import check_length
@@ -258,14 +263,81 @@ def test_export_states_scorers_and_import_reads_them(
 
 
 def test_a_framework_without_keys_refuses_by_name() -> None:
-    run = replace(Run(), scorers=(ScorerRun("big", "reward", "own", "Qwen3-14B", 2),))
+    run = Run(devices_per_node=8, scorers=(ScorerRun("big", "reward", "own", "Qwen3-14B", 2),))
     target = Target(key_table("areal"), key_table("areal").versions[-1])
     with pytest.raises(ExportError, match="reward big: devices of its own"):
-        scorer_settings(run.scorers, "areal", target, 8)
+        scorer_settings(run, "areal", target)
     twice = (ScorerRun("a", "teacher", "own", "Qwen3-14B", 2), ScorerRun("b", "teacher", "own", "Qwen3-8B", 2))
     target = Target(key_table("verl"), "0.9")
     with pytest.raises(ExportError, match="teacher b: a second of its kind"):
-        scorer_settings(twice, "verl", target, 8)
+        scorer_settings(replace(run, scorers=twice), "verl", target)
+
+
+def test_open_placements_are_those_that_files_can_say() -> None:
+    """Both were planned, and the plan was lost where a file had no key for the better: verl's teachers have devices of
+    their own, and OpenRLHF's reward models have them where `train.colocate_all` does not put all roles together."""
+
+    def placed(framework: str, kind: str, **other: Any) -> tuple[str, ...]:
+        words = {**JOB, "pools": [], "trainer_backends": [], "framework": framework, **other}
+        job = Job.model_validate({**words, "scorers": [{"name": "a", "kind": kind}]})
+        return as_framework_runs(job, framework_facts(framework)).scorers[0].placement
+
+    assert placed("verl", "teacher", modes="colocated") == ("own",)
+    assert placed("verl", "judge") == ("own", "shared")
+    assert placed("slime", "teacher") == ("shared",)
+    assert placed("openrlhf", "reward", modes="colocated") == ("shared",)
+    assert placed("openrlhf", "reward", modes="one_step_off") == ("own",)
+    assert placed("openrlhf", "reward", modes="one_step_off", algorithm="ppo") == ("shared",)
+    assert placed("trl", "teacher", modes="colocated") == (
+        "own",
+        "shared",
+    )  # it has no key for either: nothing is known
+
+
+def test_a_scorer_is_seated_by_the_mode() -> None:
+    words = {**JOB, "nodes": 2, "pools": [], "trainer_backends": [], "framework": "openrlhf"}
+    job = Job.model_validate(
+        {**words, "modes": ["colocated", "one_step_off"], "scorers": [{"name": "rm", "kind": "reward"}]}
+    )
+    found = splits(ask(job).context)
+    assert {split.mode for split in found} == {"colocated", "one_step_off"}
+    assert all((split.scorers == (0,)) == (split.mode == "colocated") for split in found)
+
+
+def test_openrlhf_loads_a_reward_model_only_without_a_reward_function() -> None:
+    """`reward.remote_url` was written beside the model, which is not loaded then (openrlhf/cli/train_ppo_ray.py)."""
+    shape = {"devices": 8, "trainer": TrainerRun(backend="deepspeed", devices=8), "devices_per_node": 8}
+    rollout = RolloutRun(backend="vllm", devices=8, data_parallel=8, tensor_parallel=1, num_engines=8)
+    bare = Run(architecture="Qwen3-8B", batch=BatchFacts(32, 4, 32), rollout=rollout, **shape)  # type: ignore[arg-type]
+    target = Target(key_table("openrlhf"), "0.11")
+    adapter = adapter_of("openrlhf")
+
+    def keys(*scorers: ScorerRun) -> set[str]:
+        run = replace(bare, scorers=scorers)
+        return {s.key for s in (*adapter.emit(run, target).settings, *scorer_settings(run, "openrlhf", target))}
+
+    assert "reward.remote_url" in keys()
+    beside = keys(ScorerRun("rm", "reward", "shared", "Qwen3-8B", 8))
+    assert "reward.model_name_or_path" in beside and "reward.remote_url" not in beside
+    with pytest.raises(ExportError, match="reward rm: devices of its own: 4; nearest: placement: shared"):
+        keys(ScorerRun("rm", "reward", "own", "Qwen3-8B", 4))
+
+
+def test_defaults_run_on_what_scorers_leave() -> None:
+    """They were given the scorers' devices too, and had no layout beside them."""
+    asked: list[int] = []
+
+    def defaults(architecture: str, batch: Any, devices: int) -> Defaults:
+        asked.append(devices)
+        return Defaults.unknown("none", "nobody asks")
+
+    context = resolve(Job.model_validate({**JOB, "scorers": [{**TEACHER, "devices": None}]}))
+    _, chosen = judged(TEACHER)
+    decision: Any = SimpleNamespace(task=context.tasks[0])
+    stated, _, _ = _Judged(context, defaults).evaluate(decision, chosen)
+    assert asked == [6], "eight less the teacher's two"
+    pinned = pinned_to(context, replace(stated, backend="megatron"), chosen.configuration.scorers)
+    assert {split.scorers for split in splits(pinned)} == {(2,)}
 
 
 def test_a_scorer_reads_no_more_than_it_has_positions_for() -> None:

@@ -26,7 +26,6 @@ from rlperf.report.plan_files import read_plan
 from rlperf.report.plan_text import paired_words
 from rlperf.report.workload import recording_summary
 from rlperf.specs.job import Task
-from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import load_device
 from rlperf.specs.short_job import cluster_named
 from rlperf.workload.readers import read_recording
@@ -83,7 +82,6 @@ def test_preemption_is_advised_against_where_it_takes_time(running: int, said: b
 
 
 def test_knobs_that_the_planner_set_are_not_advised_against() -> None:
-    pool = PoolSpec.model_validate
     told = {
         "raise memory_fraction": {"role": "rollout", "settings": {"memory_fraction": 0.6}},
         "raise tensor_parallel, or lower max_running": {
@@ -93,8 +91,18 @@ def test_knobs_that_the_planner_set_are_not_advised_against() -> None:
             "role": "rollout", "layout": {"tensor_parallel": [2, 4]}
         },
     }  # fmt: skip
+    job = rlperf.short_job("Qwen3-8B", 8, "h100").model_dump(mode="json", exclude_none=True)
     for words, stated in told.items():
-        assert _against_preemption(pool(stated)) == words
+        context = ask(rlperf.Job.model_validate({**job, "pools": [stated]})).context
+        assert _against_preemption(context) == words
+
+
+def test_a_knob_without_a_key_is_not_advised() -> None:
+    """OpenRLHF and TRL take no number of running requests: it was advised to lower it."""
+    context = ask(rlperf.short_job("Qwen3-8B", 8, "h100", framework="openrlhf")).context
+    own = "; max_running is the framework's own"
+    words = _against_preemption(context)
+    assert words == f"the planner chose memory_fraction and tensor_parallel with this counted{own}"
 
 
 @pytest.mark.parametrize("name", ["run.sh", "launch.txt", "launch"])

@@ -71,13 +71,15 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
     context = replace(context, job=with_objective(context.job, changes))
     with progress("planning") as bar:
         found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
-    written: list[Path] = []
-    if out is not None:
-        written = write_plan_files(found, out, plan_texts(found, folder=asked.folder), folder=asked.folder)
+    screen = console()
+
+    def write() -> list[Path]:  # behind the answer, which stays if no file can state it
+        return write_plan_files(found, out, plan_texts(found, folder=asked.folder), folder=asked.folder) if out else []
+
     if as_json:
         print_json(found.model_dump(mode="json"))
+        write()
         return
-    screen = console()
     screen.print(f"job [bold]{found.job.name}[/bold] ({asked.label}): {found.job.architecture} on {found.job.cluster}")
     for note in context.shape_notes:
         screen.print(f"assumed: {note}", markup=False)
@@ -87,6 +89,7 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
     used = {name for phase in found.phases for name in phase.predicted.calibration.ids}
     for path in (path for name, path in own_calibrations(asked.folder).items() if name in used):
         screen.print(f"calibrated by {path}, which is yours", markup=False)
+    written = write()
     for lost in losses(found, None, folder=asked.folder):
         screen.print(f"not in the files of {found.job.framework}: {lost}", markup=False)
     inputs = [path for path in written if out and path.is_relative_to(out / INPUTS)]

@@ -186,7 +186,7 @@ def export_run(
     if carried is not None:
         emission = with_carried(emission, carried, before, adapter, target)
     if run.scorers:
-        beside = scorer_settings(run.scorers, adapter.name, target, run.devices_per_node)
+        beside = scorer_settings(run, adapter.name, target)
         kept = [s for s in emission.settings if not any(f"{new.key}.".startswith(f"{s.key}.") for new in beside)]
         emission = replace(emission, settings=(*kept, *beside))
     readable, unreadable = checkpoints(adapted, adapter.name, target)

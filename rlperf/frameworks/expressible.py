@@ -12,11 +12,13 @@ from typing import Any
 
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts, states
+from rlperf.frameworks.fields import Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.old_policy import in_its_files
 from rlperf.frameworks.readback import USUAL
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Ref, RolloutRun, Run, TrainerRun, ref
+from rlperf.frameworks.scorer_keys import ways_of
 from rlperf.plan.question.context import engine_named, keys_of, with_trainers
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -42,7 +44,8 @@ def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = Non
     found = _with_its_modes(found, facts)
     if found.old_policy is None and (said := in_its_files(facts, found.modes)) is not None:
         found = found.model_copy(update={"old_policy": said})
-    return _counting_apart(_with_keyless_settings(_without_unsayable(found, facts), facts), facts)
+    found = _with_sayable_placements(_without_unsayable(found, facts), facts)
+    return _counting_apart(_with_keyless_settings(found, facts), facts)
 
 
 def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
@@ -143,6 +146,21 @@ def _without_unsayable(job: Job, facts: FrameworkFacts) -> Job:
         kept = {name: (usual,) for name, usual in _keyless(job, facts, pool) if _offers(pool, name, usual)}
         pools.append(pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)}) if kept else pool)
     return job.model_copy(update={"pools": tuple(pools), "tasks": tasks})
+
+
+def _with_sayable_placements(job: Job, facts: FrameworkFacts) -> Job:
+    """The job with its scorers where files have keys for them; of one that files know nowhere, as it was."""
+    takes_turns = job.algorithm == "ppo" and not job.pool("critic").apart
+    modes = {takes_turns or MODES[mode].shares_devices for mode in job.modes}
+    targets = [Target(key_table(facts.name), facts.version, backend) for backend in facts.backends]
+    found = []
+    for scorer in job.scorers:
+        ways = [ways_of(scorer.kind, facts.name, target, together=together) for target in targets for together in modes]
+        said = {way.placement for each in ways for way in each}
+        kept = tuple(placement for placement in scorer.placement if placement in said)
+        narrowed = kept and kept != scorer.placement
+        found.append(scorer.model_copy(update={"placement": kept}) if narrowed else scorer)
+    return job.model_copy(update={"scorers": tuple(found)})
 
 
 def _can_say(job: Job, facts: FrameworkFacts, backend: str) -> bool:

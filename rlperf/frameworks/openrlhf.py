@@ -203,11 +203,10 @@ def _all_together(run: Run) -> bool:
     ------
     ExportError : a critic on the actor's GPUs beside engines that have their own, in turn with them: it gets its own
     """
-    shared = run.algorithm == "ppo" and not run.critic_devices
-    if shared and not run.traits.shares_devices and not run.traits.runs_ahead:
+    if run.together and not run.traits.shares_devices and not run.traits.runs_ahead:
         nearest = "a critic pool with placement: own and its devices, or another mode"
         raise ExportError(f"in mode {run.mode} a critic has GPUs of its own", "openrlhf", {"nearest": nearest})
-    return shared or run.traits.shares_devices
+    return run.together
 
 
 def _placement(run: Run) -> list[Setting]:
@@ -243,12 +242,13 @@ def _algorithm(run: Run) -> list[Setting]:
         Setting("data.input_key", "prompt", "yours"),
         Setting("data.label_key", "label", "yours"),
         Setting("data.apply_chat_template", True),
-        Setting("reward.remote_url", "/ws/reward_func.py", "yours"),
         Setting("algo.advantage.estimator", "gae" if algorithm == "ppo" else "group_norm"),
         Setting("algo.kl.init_coef", 0.001 if reference else 0.0, "0: no reference pass"),
     ]
     if reference and algorithm != "ppo":
         settings += [Setting("algo.kl.use_loss", True), Setting("algo.kl.estimator", "k3")]
+    if not any(scorer.kind == "reward" for scorer in run.scorers):  # beside a remote_url no reward model is loaded
+        settings.append(Setting("reward.remote_url", "/ws/reward_func.py", "yours"))
     if run.batch.turns > 1:
         settings.append(Setting("train.agent_func_path", "/ws/agent.py", "yours: the turns with your tools"))
     if algorithm == "dapo":

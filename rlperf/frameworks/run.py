@@ -225,18 +225,16 @@ class Run:
 
     The fields here are the group ``run`` of names; ``batch``, ``trainer`` and ``rollout`` are groups of their own.
 
-    critic : name and value of what a critic has otherwise than the trainer
-    critic_devices : of a critic on devices of its own; 0: those of the trainer
+    critic : name and value of what a critic has otherwise than the trainer; critic_devices : its own, 0: the trainer's
     rl_steps, last_rl_step : length and end of a phase of a plan, None: as long as the framework's own epochs;
-        before, after : the other phases of a plan on the same data, in order;
+        before, after : the other phases of a plan on the same data, whose name is ``data``, in order;
         checkpoint_every : rl_steps between checkpoints; training_s, rollout_s : predicted seconds of the phase
-    data : name of the data that the phase trains on
     recipe : an experimental program of the framework that an imported file starts
     weight_sync : how weights travel, where that is stated
     model_script : a script of the framework that an imported launch sources for the model's flags
     facts : a framework's own frozen table of what only its rules ask
     missing : keys that have no default, must be stated, and are not
-    wrong : what a file states in a type that the field has not, in words; the field is as if nothing were stated
+    wrong : what a file states in a type that its field has not, in words; the field is as if it were not stated
     """
 
     architecture: str = ""
@@ -273,6 +271,11 @@ class Run:
     def traits(self) -> ModeTraits:
         """What the run's mode is."""
         return MODES[self.mode]
+
+    @property
+    def together(self) -> bool:
+        """Whether all that trains and scores shares devices: of the mode, or by a critic that takes turns."""
+        return self.traits.shares_devices or (self.algorithm == "ppo" and not self.critic_devices)
 
     @property
     def resumes(self) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import node_shape
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.hub import hub_name
-from rlperf.frameworks.run import ScorerRun, Value
+from rlperf.frameworks.run import Run, ScorerRun, Value
 from rlperf.specs.pool import Placement
 from rlperf.specs.scorer import ScorerKind
 
@@ -23,12 +23,20 @@ class ScorerKeys:
     kinds : that it takes; an import takes the first
     switch : keys with the values that say that it is there; an import asks for all of them
     keys : key -> what of `ScorerRun` it states (``nodes`` and ``node_devices``: its devices by node)
+    together : whether only where one switch puts all roles on the trainer's devices, or only elsewhere; None: both
     """
 
     kinds: tuple[ScorerKind, ...]
     placement: Placement
     switch: Mapping[str, Value]
     keys: Mapping[str, str] = field(default_factory=dict)
+    together: bool | None = None
+
+    def in_version(self, target: Target) -> bool:
+        """Whether a version has the keys that say who it is."""
+        return all(
+            target.has(key) for key in (*self.switch, *(k for k, name in self.keys.items() if name == "checkpoint"))
+        )
 
     def settings(self, scorer: ScorerRun, per_node: int) -> list[Setting] | None:
         """All settings of one scorer; None where its devices fill no whole nodes."""
@@ -63,6 +71,11 @@ def _engine(prefix: str) -> dict[str, str]:
 _TEACHER = "distillation.teacher_models.teacher_model."
 _REWARD = "reward.reward_model."
 _OPD = "on_policy_distillation."
+_BY_ROLE = {
+    "reward.model_name_or_path": "checkpoint",
+    "reward.num_nodes": "nodes",
+    "reward.num_gpus_per_node": "node_devices",
+}
 _NODES = {f"{_REWARD}nnodes": "nodes", f"{_REWARD}n_gpus_per_node": "node_devices"}
 SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
     "verl": (
@@ -122,24 +135,22 @@ SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
             },
         ),
     ),
-    "openrlhf": (
-        ScorerKeys(
-            ("reward",),
-            "own",
-            {},
-            {
-                "reward.model_name_or_path": "checkpoint",
-                "reward.num_nodes": "nodes",
-                "reward.num_gpus_per_node": "node_devices",
-            },
-        ),
+    "openrlhf": (  # train.colocate_all hands a reward model the actor's placement group, whatever its devices
+        ScorerKeys(("reward",), "own", {}, _BY_ROLE, together=False),
+        ScorerKeys(("reward",), "shared", {}, _BY_ROLE, together=True),
     ),
     "areal": (ScorerKeys(("teacher",), "shared", {"teacher.engine_type": "train"}, {"teacher.path": "checkpoint"}),),
 }
 """Framework -> how it states scorers (sources: the keys of ``facts/*.tsv``)."""
 
 
-def scorer_settings(scorers: Sequence[ScorerRun], framework: str, target: Target, per_node: int) -> list[Setting]:
+def ways_of(kind: ScorerKind, framework: str, target: Target, *, together: bool) -> list[ScorerKeys]:
+    """How a version states scorers of a kind; ``together``: all roles are on the trainer's devices."""
+    ways = (way for way in SCORER_KEYS.get(framework, ()) if kind in way.kinds and way.together in (None, together))
+    return [way for way in ways if way.in_version(target)]
+
+
+def scorer_settings(run: Run, framework: str, target: Target) -> list[Setting]:
     """Settings of all scorers of a run.
 
     Raises
@@ -147,13 +158,16 @@ def scorer_settings(scorers: Sequence[ScorerRun], framework: str, target: Target
     ExportError : a scorer that no key of this version states, by its name
     """
     found: list[Setting] = []
-    for scorer in scorers:
-        ways = [w for w in SCORER_KEYS.get(framework, ()) if scorer.kind in w.kinds and scorer.placement == w.placement]
-        made = ways[0].settings(scorer, per_node) if ways else None
+    for scorer in run.scorers:
+        ways = {way.placement: way for way in ways_of(scorer.kind, framework, target, together=run.together)}
+        way = ways.get(scorer.placement)
+        made = way.settings(scorer, run.devices_per_node) if way else None
         taken = {setting.key for setting in found}
         if made is None or any(not target.has(s.key) or s.key in taken for s in made):
             where = "devices of its own" if scorer.placement == "own" else "the trainer's devices"
-            why = "a second of its kind" if made and taken & {s.key for s in made} else f"{where}: {scorer.devices}"
+            nearest = "".join(f"; nearest: placement: {other}" for other in ways if way is None)
+            second = made and taken & {s.key for s in made}
+            why = "a second of its kind" if second else f"{where}: {scorer.devices}{nearest}"
             raise ExportError(
                 "a scorer has no keys", f"{framework}=={target.version}", {f"{scorer.kind} {scorer.name}": why}
             )

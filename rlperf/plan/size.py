@@ -237,8 +237,8 @@ def size_job(
     report : called with the share done and a text
 
     Step time falls with nodes until the tail rules, so the first doubling that meets the target is bisected, or tried
-    node by node where it is of at most `EACH`; a USD target tries every power of two, since the price per rl_step has
-    a minimum. Nodes whose best layout leaves the
+    node by node where it is of at most `EACH`; a USD target tries every power of two on which the floor can be paid
+    for, since the price per rl_step has a minimum. Nodes whose best layout leaves the
     beaten path (a number that only seven stages divide) are taken where no others meet the target: a plan is held
     against layouts of its own number of devices, and there all may lie off it.
     """
@@ -366,12 +366,21 @@ class _Tried:
         nodes = 0
         while nodes < self.most:
             nodes = min(2 * nodes or 1, self.most)
+            if self.made and self._too_dear(context, nodes):
+                break
             self._try(nodes)
             if self.target.measure != "usd/step" and self._meeting and self.enough is not None:
                 break
         if self._meeting and self.target.measure != "usd/step":
             self._between(min(self._meeting))
         return self
+
+    def _too_dear(self, one: Context, nodes: int) -> bool:
+        """Whether the floor alone costs more than the limit on so many nodes, and so on more; ``one``: on one node."""
+        apart = one.rollout_hardware.cluster.devices if one.own_rollout else 0
+        usd_per_s = one.usd_per_s(apart, nodes * one.cluster.devices) or 0.0
+        least_s = 0.0 if self.least is None else self.least.rl_step_s
+        return self.target.measure == "usd/step" and usd_per_s * least_s > self.target.limit
 
     def _between(self, high: int) -> None:
         """Fewer nodes than the first doubling that meets the target, as long as they do, too."""

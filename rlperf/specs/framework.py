@@ -23,7 +23,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework_names import FACTS
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import PoolSpec
+from rlperf.specs.pool import PoolSpec, Role
 from rlperf.specs.reader import Document, is_file, read_document
 from rlperf.specs.rule_expressions import MissingValueError, asked_in, evaluate, names_in
 from rlperf.units import NonNegativeInt
@@ -282,6 +282,10 @@ class FrameworkFacts(Frozen):
     balance: dict[str, Balance] = Field(
         {}, description="trainer backend -> over what it evens out its ranks, where its relative does otherwise"
     )
+
+    def keyless(self, role: Role) -> frozenset[str]:
+        """Settings of a pool that it has no key for."""
+        return frozenset(name for pool in self.runs if pool.role == role for name in pool.settings.stated())
 
     def tied(self, backend: str) -> tuple[str, ...]:
         """Layout values (and devices) that a phase must share with the one that it goes on from; none: any reads it."""

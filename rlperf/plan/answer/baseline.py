@@ -13,7 +13,8 @@ from rlperf.plan.answer.prediction import cache_shortage, memory_uses
 from rlperf.plan.judge.decisions import Decision, judged_objective
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import calibration_ids, stage_means, stage_sigma_array
-from rlperf.plan.question.context import Context, counting
+from rlperf.plan.question.context import Context, counting, with_stated
+from rlperf.plan.question.pool import ScorerPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.screen import FORGIVEN, screen
 from rlperf.sim.rl_step.demand import Batch, Demand
@@ -53,36 +54,40 @@ class _Judged:
 
     context: Context
     defaults: DefaultsOf
-    _judges: dict[tuple[str, Batch, int], tuple[Context, Judge]] = field(default_factory=dict)
-    _found: dict[tuple[str, tuple[bytes, ...], Batch, int], Evaluation | str] = field(default_factory=dict)
+    _judges: dict[tuple[object, ...], tuple[Context, Judge]] = field(default_factory=dict)
+    _found: dict[tuple[object, ...], Evaluation | str] = field(default_factory=dict)
 
     def evaluate(self, decision: Decision, chosen: Evaluation) -> tuple[Defaults, Context, Evaluation | str]:
         """The defaults on the rl_steps, batch and devices of a slot's choice; in words why they do not run."""
         demand, batch = chosen.demand, chosen.configuration.batch
-        devices = chosen.configuration.devices
+        seated = chosen.configuration.scorers
+        devices = chosen.configuration.devices - sum(scorer.own_devices for scorer in seated)
         asked = decision.task.task.architecture or self.context.job.architecture
         stated = self.defaults(asked, batch, devices)
         if stated.why_not is not None:
             return stated, self.context, stated.why_not
-        key = (decision.task.task.name, batch, devices)
+        key = (decision.task.task.name, batch, devices, tuple(scorer.own_devices for scorer in seated))
         if key not in self._judges:
-            context = pinned_to(self.context, stated)
+            context = pinned_to(self.context, stated, seated)
             self._judges[key] = (context, Judge(context, decision.task))
         context, judge = self._judges[key]
-        one = (decision.task.task.name, demand.keys, batch, devices)
+        one = (*key, demand.keys)
         if one not in self._found:
             self._found[one] = _run(context, judge, decision, demand)
         return stated, context, self._found[one]
 
 
-def pinned_to(context: Context, stated: Defaults) -> Context:
-    """The context of the same job with the framework's defaults for pools, mode and trainer."""
-    changes = {"pools": stated.pools, "modes": (stated.mode,), "trainer_backends": (stated.backend,)}
+def pinned_to(context: Context, stated: Defaults, seated: Sequence[ScorerPlan] = ()) -> Context:
+    """The context of the same job with the framework's defaults for pools, mode and trainer, scorers where they sit."""
+    there = {s.name: {"placement": (s.placement,), "devices": (s.devices,) if s.own_devices else None} for s in seated}
+    scorers = tuple(one.model_copy(update=there.get(one.name)) for one in context.job.scorers)
     limits = context.job.limits.model_copy(update={"out_of_memory_risk": 1.0})
-    job = context.job.model_copy(update={**changes, "limits": limits})
+    changes = {"pools": stated.pools, "modes": (stated.mode,), "trainer_backends": (stated.backend,)}
+    job = context.job.model_copy(update={**changes, "scorers": scorers, "limits": limits})
     cut = job.pool("trainer")
     trainers = (replace(t, framework=counting(t.framework, cut)) for t in context.trainers)
-    return replace(context, job=job, trainers=tuple(t for t in trainers if t.backend == stated.backend))
+    kept = tuple(trainer for trainer in trainers if trainer.backend == stated.backend)
+    return replace(context, job=job, trainers=kept, scorers=with_stated(context.scorers, scorers))
 
 
 def _run(context: Context, judge: Judge, decision: Decision, demand: Demand) -> Evaluation | str:

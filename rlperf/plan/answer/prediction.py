@@ -29,7 +29,7 @@ from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import PoolSpec, Role
+from rlperf.specs.pool import Role
 from rlperf.specs.trainer_calibration import TrainerCalibration
 from rlperf.units import human_bytes
 
@@ -70,7 +70,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         ),
         fits=not over and not cache_shortage(evaluation),
         warnings=(*_warnings(context.job.algorithm, task, evaluation), *_unfiltered(context, evaluation)),
-        advice=tuple(advice(evaluation, memory, over, context.job.pool("rollout"))),
+        advice=tuple(advice(evaluation, memory, over, context)),
     )
 
 
@@ -325,10 +325,10 @@ WORTH_A_WORD = 0.01
 """Share of a rollout from which computing again what was evicted is advised against [1]."""
 
 
-def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], stated: PoolSpec) -> list[str]:
+def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], context: Context) -> list[str]:
     """The first knob to turn where it does not fit; what limits the rollout otherwise.
 
-    ``stated``: what the job says of the engines. A knob that the planner has set itself is not advised against.
+    A knob that the planner has set itself is not advised against, and none that files of the framework lack.
     """
     found = []
     for role in over:
@@ -342,18 +342,21 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
         preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
         each = preempted / len(evaluation.rollouts) * evaluation.replicas.writers
         what = f"{each:,.0f} preemptions per rl_step" if each >= 1.0 else "contexts evicted while their tools ran"
-        found.append(f"{what} take {100 * share:.1f} % of the rollout: {_against_preemption(stated)}")
+        found.append(f"{what} take {100 * share:.1f} % of the rollout: {_against_preemption(context)}")
     return found
 
 
-def _against_preemption(stated: PoolSpec) -> str:
+def _against_preemption(context: Context) -> str:
     """What helps against evicted requests, of what the job states; where it states nothing, whose choice it is."""
+    stated = context.job.pool("rollout")
     settings, width = stated.settings, stated.layout.tensor_parallel
     raise_ = {"memory_fraction": settings.memory_fraction, "tensor_parallel": width}
     raised = " or ".join(name for name, value in raise_.items() if not _open(value))
-    helps = [f"raise {raised}"] * bool(raised) + ["lower max_running"] * (not _open(settings.max_running))
-    chosen = "the planner chose max_running, memory_fraction and tensor_parallel with this counted"
-    return ", or ".join(helps) or chosen
+    keyed = "max_running" not in context.keyless
+    helps = [f"raise {raised}"] * bool(raised) + ["lower max_running"] * (keyed and not _open(settings.max_running))
+    chosen = f"the planner chose {'max_running, ' * keyed}memory_fraction and tensor_parallel with this counted"
+    kept = "" if keyed else "; max_running is the framework's own"
+    return (", or ".join(helps) or chosen) + kept
 
 
 def _open(value: object) -> bool:

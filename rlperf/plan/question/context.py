@@ -75,6 +75,11 @@ class ScorerContext:
         )
 
 
+def with_stated(known: Sequence[ScorerContext], scorers: Sequence[Scorer]) -> tuple[ScorerContext, ...]:
+    """The same scorers, as a job states them otherwise."""
+    return tuple(replace(one, scorer=stated) for one, stated in zip(known, scorers, strict=True))
+
+
 @dataclass(frozen=True, eq=False)
 class Context:
     """Everything a plan needs to know."""
@@ -90,6 +95,8 @@ class Context:
     """Whether the engine returns a log-probability of every prompt token."""
     restate: Callable[[Job], Job] | None = None
     """What files of the framework make of a job; None: they are asked nothing."""
+    keyless: frozenset[str] = frozenset()
+    """Settings of engines that files of the framework cannot state: the job's are what it runs."""
     _in_modes: Remembered[Context] = field(default_factory=Remembered, init=False)
 
     def of(self, mode: Mode) -> Context:
@@ -104,7 +111,8 @@ class Context:
         if job == self.job:
             return self
         trainers = (replace(t, framework=counting(t.framework, job.pool("trainer"))) for t in self.trainers)
-        return replace(self, job=job, trainers=tuple(trainers), restate=None)
+        scorers = with_stated(self.scorers, job.scorers)
+        return replace(self, job=job, trainers=tuple(trainers), scorers=scorers, restate=None)
 
     @cached_property
     def engine(self) -> EngineCalibration:

@@ -71,6 +71,7 @@ def splits(context: Context) -> list[Split]:
         for own in seats(context)
         for critic in _of_critic(context, context.cluster.devices - sum(own))
         for mode in context.job.modes
+        if own in seats(context.of(mode))  # files may seat a scorer by the mode
         for split in _splits_beside(context, mode, context.cluster.devices - sum(own) - critic, own)
     ]
     return list(dict.fromkeys(found))

@@ -10,6 +10,7 @@ import pytest
 
 import rlperf
 from rlperf.api import ask, judge
+from rlperf.cli.report import judged
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import plan_texts, write_plan
 from rlperf.frameworks.imports import import_config
@@ -79,6 +80,13 @@ def test_a_mixed_plan_is_one_phase_that_reads_back_and_exports(plan: Plan, tmp_p
     assert (run.batch.prompts, run.batch.mini, run.batch.max_response_tokens) == (96, 48, 4096)
     with pytest.raises(SpecError, match="exported from their plan"):
         from_job(job(), 8)
+
+
+def test_a_mixed_plan_is_judged_again_for_its_report(plan: Plan) -> None:
+    """`rlperf report` looked for a task of the phase's first name, and ended in a traceback: a mixed batch is one."""
+    ((_, task, evaluation),) = judged(plan, Path())
+    assert task.names == plan.phases[0].tasks
+    assert evaluation.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s)
 
 
 def test_mixing_takes_less_than_taking_turns(plan: Plan) -> None:

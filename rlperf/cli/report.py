@@ -70,22 +70,7 @@ def _plan(path: Path) -> str:
 def judged(plan: Plan, folder: Path) -> list[Judged]:
     """The simulated rl_steps behind every phase of a plan, simulated again from its job."""
     from rlperf.api import ask
-    from rlperf.plan.judge.evaluate import Judge
-    from rlperf.plan.search.configuration import Configuration
+    from rlperf.plan.answer.phases import evaluate_phase
 
     context = ask(plan.job, folder=folder).context
-    found: list[Judged] = []
-    for phase in plan.phases:
-        task = next(t for t in context.tasks if t.task.name in phase.tasks)
-        wanted = phase.settings
-        for batch in task.batches:
-            settings = (batch.prompts, batch.group_size, batch.mini_batch, batch.max_response_tokens)
-            if settings == (wanted.prompts_per_step, wanted.group_size, wanted.mini_batch, wanted.max_response_tokens):
-                rl_steps = phase.rl_steps if plan.job.horizon.group else None
-                demand = task.source.demand(batch, rl_steps, plan.job.seed)
-                configuration = Configuration(phase.mode, phase.staleness, batch, phase.pools, phase.scorers)
-                found.append((context, task, Judge(context, task).evaluate(demand, configuration)))
-                break
-        else:
-            raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")
-    return found
+    return [(context, *evaluate_phase(context, phase)) for phase in plan.phases]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
+from rlperf.plan.answer.phases import evaluate_phase
 from rlperf.plan.answer.plan import Phase, Plan
-from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
-from rlperf.plan.search.configuration import Configuration
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -25,17 +25,7 @@ def steps_of_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
 def steps_of_plan(plan: Plan, context: Context) -> tuple[PredictedSteps, tuple[str, ...]]:
     """Predicted rl_steps of the phase of a plan that takes the most time; ``context``: of its job."""
     phase = max(plan.phases, key=lambda p: p.predicted.rl_step_s * (p.rl_steps[1] - p.rl_steps[0] + 1))
-    task = next((t for t in context.tasks if t.task.name in phase.tasks), context.tasks[0])
-    settings = phase.settings
-    wanted = (settings.prompts_per_step, settings.group_size, settings.mini_batch, settings.max_response_tokens)
-    for batch in task.batches:
-        if (batch.prompts, batch.group_size, batch.mini_batch, batch.max_response_tokens) == wanted:
-            break
-    else:
-        raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")
-    demand = task.source.demand(batch, phase.rl_steps, plan.job.seed)
-    configuration = Configuration(phase.mode, phase.staleness, batch, phase.pools, phase.scorers)
-    evaluation = Judge(context, task).evaluate(demand, configuration)
+    _, evaluation = evaluate_phase(context, phase)
     return PredictedSteps.of(evaluation), (*_waits(evaluation), *_phase_note(plan, phase))
 
 

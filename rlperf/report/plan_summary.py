@@ -108,7 +108,9 @@ def run_words(run: RunTotals) -> str:
     words += f"goodput {percent(run.goodput)}"
     around = [("start-up", run.start_up_s), ("checkpoints", run.checkpoint_s), ("validation", run.validation_s)]
     around.append(("handovers", run.handovers_s))
-    around.append((f"{run.failures:,.1f} failures", run.lost_s))
+    stops = [f"{run.failures:,.1f} failures"] * (run.failures >= 0.05)
+    stops += ["restarts"] * (run.departures > 0.0 or not stops)  # where spot nodes that leave stop a run, too
+    around.append((" and ".join(stops), run.lost_s))
     spent = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in around if seconds > 0.0)
     words += f" (beside rl_steps: {spent})" if spent else ""
     if run.usd is not None:

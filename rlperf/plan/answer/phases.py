@@ -14,7 +14,7 @@ from rlperf.plan.judge.decisions import Decision, rl_step_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import contenders
 from rlperf.plan.judge.stages import adaptive_note
-from rlperf.plan.question.context import Context
+from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.pool import ResponseTokens, TaskTokens
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.configuration import Configuration
@@ -230,11 +230,7 @@ def judge_phase(context: Context, phase: Phase) -> tuple[Evaluation, Prediction]
     ------
     SpecError : a batch that the job does not allow
     """
-    task = next((t for t in context.tasks if set(t.names) & set(phase.tasks)), context.tasks[0])
-    made = (Configuration(phase.mode, phase.staleness, batch, phase.pools, phase.scorers) for batch in task.batches)
-    configuration = next((c for c in made if c.settings == phase.settings), None)
-    if configuration is None:
-        raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")
+    task, configuration = _planned(context, phase)
     first, last = phase.rl_steps
     groups = [(a, b) for a, b in rl_step_groups(context.job) if first <= a and b <= last] or [phase.rl_steps]
     judge, grouped = Judge(context, task), context.job.horizon.group is not None
@@ -242,3 +238,26 @@ def judge_phase(context: Context, phase: Phase) -> tuple[Evaluation, Prediction]
     evaluations = [judge.evaluate(demand, configuration) for demand in demands]
     predicted = [prediction_of(context, task, evaluation) for evaluation in evaluations]
     return evaluations[0], mean_prediction(predicted, [b - a + 1 for a, b in groups])
+
+
+def evaluate_phase(context: Context, phase: Phase) -> tuple[TaskContext, Evaluation]:
+    """A phase of a plan judged again over all of its rl_steps, and the task that it is of.
+
+    Raises
+    ------
+    SpecError : a batch that the job does not allow
+    """
+    task, configuration = _planned(context, phase)
+    rl_steps = None if context.job.horizon.group is None else phase.rl_steps
+    demand = task.source.demand(configuration.batch, rl_steps, context.job.seed)
+    return task, Judge(context, task).evaluate(demand, configuration)
+
+
+def _planned(context: Context, phase: Phase) -> tuple[TaskContext, Configuration]:
+    """What a phase runs, and the task (a batch of several is one) that it is of."""
+    task = next((t for t in context.tasks if set(t.names) & set(phase.tasks)), context.tasks[0])
+    made = (Configuration(phase.mode, phase.staleness, batch, phase.pools, phase.scorers) for batch in task.batches)
+    configuration = next((c for c in made if c.settings == phase.settings), None)
+    if configuration is None:
+        raise SpecError(f"the plan's batch for task {task.task.name} is none that its job allows")
+    return task, configuration

@@ -48,14 +48,17 @@ def over_cores(work: Piece[A, B], pieces: Mapping[str, A], report: Tell, *, each
         return [work(piece, report=own) for piece, own in zip(pieces.values(), told, strict=True)]
     from joblib import Parallel, delayed
 
-    parallel = Parallel(n_jobs=min(cores(), len(names)), return_as="generator_unordered", batch_size=1)
+    workers = min(cores(), len(names))
+    parallel = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
     numbered, found = partial(_numbered, work), dict[int, B]()
+    report(0.0, ", ".join(names[:workers]))
     with said_if_killed("ask for fewer at once"):
         for index, answer in parallel(
             delayed(worked)(numbered, one, os.getpid()) for one in enumerate(pieces.values())
         ):
             found[index] = answer
-            report(len(found) * part, f"{names[index]}: done")
+            under_way = [name for each, name in enumerate(names) if each not in found][:workers]
+            report(len(found) * part, ", ".join(under_way) or "done")
     return [found[index] for index in range(len(names))]
 
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlperf.alternatives import changed_job, job_and_folder, planned, side_of_job
-from rlperf.api import Jobs, job_of
-from rlperf.errors import InfeasibleError, Problem, SpecError, did_you_mean
+from rlperf.alternatives import BASE, changed_job, job_and_folder, planned, side_of_job
+from rlperf.api import Jobs, ask, job_of
+from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError, did_you_mean
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import ref
@@ -37,6 +37,8 @@ Fields = Mapping[str, Any]
 Stage = Literal["rollout", "training", "rl_step"]
 SMALL = 0.02
 """A change of the rl_step below this share is not worth a switch, and the table says what is in its way [1]."""
+PLANNING = 0.95
+"""Share of the work that planning is; the rest are the draws that plans are compared on [1]."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Technique:
     changes : the fields of a job that it changes, by the model
     key : the setting (``rollout.kv_dtype``) or the mode whose key a framework needs
     usual : it is on in a job that says nothing: what is asked is what switching it off loses
+    simulated : no closed form counts it: every engine is simulated, so that its plan takes longest
     measured, assumed : what stands behind its figures
     """
 
@@ -59,6 +62,7 @@ class Technique:
     measured: str
     assumed: str
     usual: bool = False
+    simulated: bool = False
 
 
 def _drafts(architecture: Architecture) -> list[str]:
@@ -107,7 +111,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         "prefill apart from decode", "rollout", lambda _: {ROLLOUT + "prefill_replicas": [1, 2, 4, 8]},
         "rollout.prefill_replicas", "kernels and engines, as in serving",
-        "the cache of a prompt is sent at the link's rate when all of it is there",
+        "the cache of a prompt is sent at the link's rate when all of it is there", simulated=True,
     ),
     Technique(
         "one step off", "rl_step", lambda _: {"modes": ["one_step_off"], "limits.staleness": 1}, "one_step_off",
@@ -117,7 +121,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         "and the trainer's devices lent", "rl_step",
         lambda _: {"modes": ["one_step_off"], "limits.staleness": 1, ROLLOUT + "borrows": True},
         "rollout.borrows", "nothing: kernels and engines, as in serving",
-        "what moves is read again; engines wake with the trainer's weights as colocated ones",
+        "what moves is read again; engines wake with the trainer's weights as colocated ones", simulated=True,
     ),
     Technique(
         "fully asynchronous", "rl_step", lambda _: {"modes": ["async"], "limits.staleness": 4}, "async",
@@ -236,13 +240,32 @@ def gains(
             for name in unknown
         )
     base, folder = job_and_folder(job_of(job, values), folder)
-    chosen = {each.name: each for each in TECHNIQUES if not names or each.name in names}
+    architecture = ask(base, folder=folder, to_plan=True).context.tasks[0].architecture
+    chosen = [each for each in TECHNIQUES if not names or each.name in names]
+    changes = {each.name: each.changes(architecture) for each in sorted(chosen, key=lambda each: not each.simulated)}
+    asked: dict[str, tuple[str, Fields]] = {name: (name, fields) for name, fields in {BASE: {}, **changes}.items()}
     tell = report or quiet
-    part = 1.0 / (1 + len(chosen))
-    pinned = planned(base, folder=folder, report=within(tell, 0.0, part, "as it is: "))
-    work = partial(_gain, base=base, pinned=pinned, draws=draws, folder=folder)
-    rows = over_cores(work, chosen, within(tell, part, 1.0 - part))
+    # no plan hangs on another: the job as it is beside its changes, and first what takes longest
+    plans = over_cores(partial(_planned, base=base, folder=folder), asked, within(tell, 0.0, PLANNING))
+    found = dict(zip(asked, plans, strict=True))
+    pinned = found[BASE]
+    if isinstance(pinned, RlperfError):
+        raise pinned
+    pieces = {each.name: (each, changes[each.name], found[each.name]) for each in chosen}
+    work = partial(_gain, pinned=pinned, draws=draws, folder=folder)
+    rows = over_cores(work, pieces, within(tell, PLANNING, 1.0 - PLANNING))
     return GainTable(float(_first(pinned, draws, folder).draws_s.mean()), tuple(rows))
+
+
+def _planned(asked: tuple[str, Fields], *, base: Job, folder: Path | None, report: Tell) -> Job | RlperfError:
+    """A job with some fields changed and all pinned that its plan decides, or why there is none."""
+    name, fields = asked
+    if not fields:  # without the job's own plan there is nothing to compare with
+        return planned(base, folder=folder, report=report)
+    try:
+        return planned(changed_job(base, fields, name), folder=folder, report=report)
+    except (InfeasibleError, SpecError) as error:
+        return error
 
 
 _FIRST = Remembered[Side](most=1)
@@ -254,17 +277,21 @@ def _first(pinned: Job, draws: int, folder: Path | None) -> Side:
     return _FIRST.get(key, lambda: side_of_job(pinned, draws, plan=False, folder=folder))
 
 
-def _gain(technique: Technique, *, base: Job, pinned: Job, draws: int, folder: Path | None, report: Tell) -> Gain:
-    first = _first(pinned, draws, folder)
-    fields = technique.changes(first.context.tasks[0].architecture)
-    asked = fields.get(f"pools.{technique.key.replace('.', '.settings.')}")
-    row = Gain(technique.name, frameworks=frameworks_with(technique.key, None if isinstance(asked, list) else asked))
+def _gain(
+    asked: tuple[Technique, Fields, Job | RlperfError], *, pinned: Job, draws: int, folder: Path | None, report: Tell
+) -> Gain:
+    """The row of a technique, what it changes and its plan, beside the job as it is."""
+    technique, fields, found = asked
+    value = fields.get(f"pools.{technique.key.replace('.', '.settings.')}")
+    row = Gain(technique.name, frameworks=frameworks_with(technique.key, None if isinstance(value, list) else value))
     try:
-        side = side_of_job(changed_job(base, fields, technique.name), draws, folder=folder, report=report)
+        if isinstance(found, RlperfError):
+            raise found
+        first, side = _first(pinned, draws, folder), side_of_job(found, draws, plan=False, folder=folder)
     except InfeasibleError as error:
         return replace(row, said=f"no plan: {(error.nearest_miss or error.message).partition('; ')[0]}")
     except SpecError as error:
-        own, refusal = base.framework.partition("==")[0], error.problems[0]
+        own, refusal = pinned.framework.partition("==")[0], error.problems[0]
         # of what has no key in the job's framework the row says which others have one: no hint is needed
         return replace(row, said=str(refusal) if own in row.frameworks else refusal.message)
     step = compare_sides(first, side).step

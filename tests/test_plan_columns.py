@@ -10,6 +10,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.layout import Layout
 from rlperf.plan.search.columns import Columns
 from rlperf.plan.search.rules import uneven_parts
+from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import Split, splits
 from rlperf.sim.rl_step import rollout_counted
 from rlperf.specs.job import Job
@@ -39,6 +40,27 @@ def test_modes_that_run_ahead_share_the_count_of_engine_steps(monkeypatch: pytes
     for name in ("makespan_s", "steady_s", "recompute_s", "kv_tokens"):
         assert np.array_equal(getattr(ahead, name), getattr(alone, name))
     assert not np.array_equal(first.steady_s, ahead.steady_s)  # twice as many requests are under way
+
+
+def test_a_job_that_is_asked_again_with_other_engines_shares_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What-ifs plan one job again and again: of agents most of every screen was the same count of engine_steps."""
+    counts = []
+    take = rollout_counted.take_census
+    monkeypatch.setattr(rollout_counted, "take_census", lambda *args, **named: counts.append(1) or take(*args, **named))
+    task = {"name": "t", "workload": "searching", "prompts_per_step": 8, "group_size": 2, "max_response_tokens": 1536}
+    words = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "framework": "verl==0.9.1", "tasks": [task]}
+    pinned = {"role": "trainer", "layout": {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1}}
+
+    def asked(dtype: str) -> tuple[Screened, int]:
+        pools = [pinned, {"role": "rollout", "settings": {"kv_dtype": dtype}, "layout": {"tensor_parallel": [1, 2]}}]
+        question = ask(Job.model_validate({**words, "pools": pools}))
+        own = question.context.tasks[0]
+        demand = own.source.demand(own.batches[0], None, 0)
+        return screen(question.context, own, (demand,), question.facts), len(counts)
+
+    (first, some), (second, more) = asked("bf16"), asked("fp8")
+    assert some > 0 and more - some < some / 4  # what is left to count are other paces and concurrencies
+    assert not np.array_equal(first.rl_step_s[:4], second.rl_step_s[:4])
 
 
 def test_rows_of_a_layout_whose_fields_broadcast() -> None:

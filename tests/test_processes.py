@@ -37,11 +37,12 @@ def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: p
         time.sleep(0.2 if name == "one" else 0.0)
         return name, os.getpid()
 
-    told: list[float] = []
-    found = over_cores(work, PIECES, lambda share, _text: told.append(share))
+    told: list[tuple[float, str]] = []
+    found = over_cores(work, PIECES, lambda *said: told.append(said))
     assert tuple(name for name, _ in found) == NAMES
     assert os.getpid() not in {pid for _, pid in found}
-    assert told == [0.25, 0.5, 0.75, 1.0]
+    assert [share for share, _ in told] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert told[0][1] == "one, two" and told[1][1] == "one, three" and told[-1][1] == "done"  # who is at work
 
     def refuses(name: str, *, report: Tell) -> str:
         from rlperf.errors import SpecError

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import rlperf
 from rlperf.api import ask
-from rlperf.errors import SpecError
+from rlperf.errors import InfeasibleError, SpecError
 from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.registry import FRAMEWORKS
@@ -87,6 +87,25 @@ def test_drafts_gain_what_a_plan_with_them_open_gains() -> None:
         asked, {"x": {"pools.rollout.settings.speculation": [f"eagle3:{k}" for k in (1, 2, 3, 5)]}}, draws=1
     )
     assert drafts.gain == pytest.approx(1.0 - (changed.rows[1].ratio or 0.0), rel=1e-9)
+
+
+def test_what_a_rule_refuses_whatever_else_is_chosen_is_refused_before_it_is_costed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Readers of prompts are simulated engine by engine: of agents a minute and a half went into plans that verl's rule
+    refuses all, and a `--what-if all` on eight nodes did not end."""
+    monkeypatch.setattr("rlperf.plan.judge.decisions.screen", None)
+    asked = job(framework="verl", max_response="4k").stated()
+    asked["pools"].append({"role": "rollout", "settings": {"prefill_replicas": [1, 2]}})
+    with pytest.raises(InfeasibleError) as refused:
+        rlperf.plan_job(Job.model_validate(asked))
+    assert refused.value.nearest_miss == "verl refuses it: prompts are read by engines of their own with SGLang alone"
+
+
+def test_the_job_itself_without_a_plan_is_an_error_and_no_row() -> None:
+    asked = rlperf.short_job("Qwen3-32B", 1, "h100", framework="verl", max_response="4k")
+    with pytest.raises(InfeasibleError, match="nothing fits Qwen3-32B"):
+        gains(asked, ("n-gram drafts",), draws=1)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from rlperf.plan.question.objective import objective_of
 from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.columns import Columns, ColumnStore
 from rlperf.plan.search.splits import usage_of
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -49,7 +50,7 @@ class GroupEvaluator:
     method: Method
     ask: Ask
     _lengths: LengthCache = field(default_factory=LengthCache)
-    _store: ColumnStore = field(default_factory=lambda: ColumnStore(KEPT))
+    _store: ColumnStore = field(default_factory=lambda: ColumnStore(KEPT, Remembered(KEPT)))
 
     def frame(self, group: Group, columns: tuple[Column, ...]) -> pl.DataFrame:
         """A row per point of a group, in its order; whatever goes wrong is a row with its reason.

@@ -235,7 +235,12 @@ def _price(context: Context, evaluations: Sequence[Evaluation], value: FloatArra
 def _screened(
     context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...], tell: Tell
 ) -> Screened:
-    """The candidates of one group of rl_steps; there is one at least."""
+    """The candidates of one group of rl_steps; there is one at least.
+
+    What a rule refuses whatever else is chosen is not costed first: nothing of it would be left.
+    """
+    if broken := _pinned(context, task, facts):
+        raise _nothing_fits(context, task, [], broken)
     found = screen(context, task, demands, facts, report=tell)
     if not found.configurations:
         raise infeasible(context, task, facts, demands, found)
@@ -333,13 +338,15 @@ def infeasible(
 ) -> InfeasibleError:
     """What was rejected, the nearest misses, and the smallest set of limits whose relaxation helps."""
     rows = sorted(screened.rejected.items(), key=lambda item: -item[1])
-    misses = [*_pinned(context, task, facts), *screened.misses, *relaxations(context, task, facts, demands)]
-    return InfeasibleError(
-        f"task {task.task.name}: nothing fits {task.architecture.name} on {context.cluster.devices} x "
-        f"{context.cluster.device}",
-        [Rejection(reason, count) for reason, count in rows],
-        "; ".join(misses) or None,
-    )
+    misses = [*screened.misses, *relaxations(context, task, facts, demands)]
+    return _nothing_fits(context, task, [Rejection(reason, count) for reason, count in rows], misses)
+
+
+def _nothing_fits(
+    context: Context, task: TaskContext, rejections: Sequence[Rejection], misses: Sequence[str]
+) -> InfeasibleError:
+    where = f"{task.architecture.name} on {context.cluster.devices} x {context.cluster.device}"
+    return InfeasibleError(f"task {task.task.name}: nothing fits {where}", rejections, "; ".join(misses) or None)
 
 
 def _pinned(context: Context, task: TaskContext, facts: FrameworkFacts | None) -> list[str]:

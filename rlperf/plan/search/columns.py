@@ -35,9 +35,13 @@ UNREAD = {"price", "objective", "modes", "name", "horizon", "run", "tasks", "sha
 
 @dataclass(eq=False)
 class ColumnStore:
-    """What columns are made of and from; ``most``: of each kind that many are kept, None all."""
+    """What columns are made of and from; ``most``: of each kind that many are kept, None all.
+
+    ``lengths``: engine_steps of lengths, which depend on nothing of a job that has a name; kept beyond the store's life
+    """
 
     most: int | None = None
+    lengths: Remembered[Counted] = field(default_factory=Remembered)
     rollout: Remembered[RolloutColumns] = field(init=False)
     tables: Remembered[Tabulated] = field(init=False)
     counted: Remembered[Counted] = field(init=False)
@@ -123,7 +127,7 @@ class Columns:
 
         def made() -> RolloutColumns:
             # which requests share an engine_step depends neither on its cost nor on how far a mode runs ahead
-            first = store.counted.get(alike, lambda: Counted(demand))
+            first = store.lengths.get(alike, lambda: Counted(demand))
             own = partial(replace, first, batches=ahead, costs=store.tables.get(read, dict))
             counted = store.counted.get(key, own)
             return rollout_columns(context, arch, demand, devices, counted, lenient=lenient, lent=lent)

@@ -26,7 +26,9 @@ from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns, truncates
 from rlperf.plan.search.splits import splits
 from rlperf.plan.search.tally import Tally
+from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.rollout_counted import Counted
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.told import Tell
 
@@ -40,6 +42,9 @@ PER_POOL = 16
 """Pairs of the best engines that are kept with other trainers, and of the best trainer with other engines."""
 PER_COUNT = 4
 """Of those, at most this many per device count where tasks compete for devices."""
+_LENGTHS: Remembered[Counted] = Remembered(most=4)
+"""Engine_steps of the lengths screened last, whoever asked: of a job that is asked again with other engines, another
+trainer or other modes the lengths are the same."""
 FORGIVEN = int(
     Reject.MEMORY | Reject.KV | Reject.HOST_MEMORY | Reject.NODE | Reject.BUDGET | Reject.FRAMEWORK | Reject.LIMIT
 )
@@ -100,7 +105,7 @@ def screen(
     report : called with the share done and a text
     """
     tally, parts = Tally(), list[_Part]()
-    variants = Columns(context, task, facts, forgiven, store or ColumnStore()).variants()
+    variants = Columns(context, task, facts, forgiven, store or ColumnStore(lengths=_LENGTHS)).variants()
     every = splits(context)
     for index, demand in enumerate(demands):
         if truncates(context, demand) and not forgiven & Reject.LIMIT:

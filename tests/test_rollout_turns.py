@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from rlperf.cost.engine_step import EngineLimits
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.sim.rl_step.rollout_counted import Counted
 from rlperf.sim.rollout import EngineOptions, StepCensus, Trajectories, take_census
 from rlperf.sim.rollout import closed_form as counting
+from rlperf.sim.rollout.apart import Apart
 from rlperf.sim.rollout.closed_form import paced
 
 
@@ -60,3 +64,31 @@ def test_agents_are_counted_without_events(monkeypatch: pytest.MonkeyPatch) -> N
     agents = _agents(np.random.default_rng(0), 40)
     limits = EngineLimits(kv_tokens=np.inf, max_running=16)
     assert take_census(agents, limits, cost=paced(0.02)).steps > 0
+
+
+def test_a_simulation_that_no_limit_bound_holds_under_larger_ones() -> None:
+    """What-if of readers simulated every cache and every number of places, most of which bind nobody: of agents on two
+    nodes 350 times instead of 72."""
+    cost = EngineStepCost(np.array([0.0, 4096.0]), np.array([0.0, 0.2]), host_s=0.01, decode_per_kv_token_s=1e-7)
+    held = 0
+    for seed in range(16):
+        rng = np.random.default_rng(seed)
+        agents = _agents(rng, 16)
+        counted = Counted(None)  # type: ignore[arg-type]
+        counted.tables = [agents]
+        limits = EngineLimits(
+            float(rng.choice([4e3, 1e4, 4e4])), int(rng.choice([4, 12, 64])), prefix_caching=seed % 3 > 0
+        )
+        known = counted.apart_s(cost, limits, 3, Apart(1 + seed % 2))
+        for more in (
+            replace(limits, kv_tokens=limits.kv_tokens * 3),
+            replace(limits, max_running=limits.max_running * 3),
+        ):
+            if known.holds(more):
+                held += 1
+                assert counted.apart_s(cost, more, 3, Apart(1 + seed % 2)).seconds == pytest.approx(
+                    known.seconds, rel=1e-9
+                )
+        assert known.holds(limits) and not known.holds(replace(limits, kv_tokens=limits.kv_tokens / 2))
+        assert not known.holds(replace(limits, token_budget=512))
+    assert 6 < held < 32

@@ -33,6 +33,26 @@ HEAVIEST = 1
 """Replicas that are busy longest whose engine_steps the closed form counts, beside that of the longest trajectory."""
 
 
+@dataclass(frozen=True)
+class Simulated:
+    """Seconds under some limits, and whether a larger cache or more places could have changed them [s]."""
+
+    limits: EngineLimits
+    seconds: float
+    full_cache: bool
+    full_places: bool
+
+    def holds(self, limits: EngineLimits) -> bool:
+        """Whether they are the same under other limits: where one of them was no limit, under any that is larger."""
+        own = self.limits
+        cache = limits.kv_tokens == own.kv_tokens or (not self.full_cache and limits.kv_tokens > own.kv_tokens)
+        places = limits.max_running == own.max_running or (
+            not self.full_places and limits.max_running > own.max_running
+        )
+        alike = replace(own, kv_tokens=limits.kv_tokens, max_running=limits.max_running) == limits
+        return alike and cache and places
+
+
 @dataclass(eq=False)
 class Counted:
     """What device counts share in the closed form: flow, the busiest replicas' requests, engine_steps, cost tables.
@@ -113,10 +133,16 @@ class Counted:
         kv_tokens = limits.kv_tokens if limits.kv_tokens < 2.0 * most * longest else np.inf
         return replace(limits, kv_tokens=kv_tokens, max_running=min(limits.max_running, most))
 
-    def apart_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, apart: Apart) -> float:
+    def apart_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, apart: Apart) -> Simulated:
         """Makespan where prompts are read apart, mean over the rl_steps that are counted [s]."""
-        served = (simulate_apart(table, replicas, apart, cost=cost, limits=limits).makespan_s for table in self.tables)
-        return float(np.mean(list(served)))
+        served = [simulate_apart(table, replicas, apart, cost=cost, limits=limits) for table in self.tables]
+        seconds = float(np.mean([each.makespan_s for each in served]))
+        full_cache, full_places = (
+            any(getattr(each, name) for each in served) for name in ("full_cache", "full_places")
+        )
+        # the first guess of what writing takes is at so many requests, which places bound
+        guessed = full_places or limits.max_running < -(-max(map(len, self.tables)) // (replicas - apart.readers))
+        return Simulated(limits, seconds, full_cache, guessed)
 
     def lent_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, more: int) -> FloatArray:
         """Makespan where ``more`` replicas join, as a share of that alone, mean over the rl_steps counted ``[AT]``."""
@@ -165,7 +191,7 @@ def counted_seconds(
     makespan, steady, again = (np.zeros(len(e)) for _ in range(3))
     demand, flow = counted.demand, counted.flow
     known: dict[tuple[int, int], float] = {}
-    simulated: dict[tuple[int, EngineLimits], float] = {}
+    simulated: dict[int, list[Simulated]] = {}
     flowing: dict[tuple[int, float], tuple[float, float]] = {}
     for position, engine in enumerate(e.tolist()):
         apart = aparts[engine]
@@ -181,10 +207,10 @@ def counted_seconds(
             )
         steady[position], again[position] = flowing[same]
         if apart is not None:
-            bound = counted.bound(limits, min(readers, replicas))
-            if (engine, bound) not in simulated:
-                simulated[engine, bound] = counted.apart_s(costs[engine], bound, replicas + readers, apart)
-            makespan[position] = demand.batch.rounds * simulated[engine, bound]
+            bound, tried = counted.bound(limits, min(readers, replicas)), simulated.setdefault(engine, [])
+            if not any(each.holds(bound) for each in tried):
+                tried.append(counted.apart_s(costs[engine], bound, replicas + readers, apart))
+            makespan[position] = demand.batch.rounds * next(each.seconds for each in tried if each.holds(bound))
             continue
         points = _concurrency(limits, counted.tables, replicas, flow.context)
         for concurrency, _ in points:

@@ -117,22 +117,16 @@ def simulate_apart(
     running = min(limits.max_running, -(-len(trajectories) // writers))
     pace_s = float(cost.decode_s(running, running * float(serves.prompt_tokens.mean())))
     writing_s = serves.response_tokens * pace_s
-    makespan_s = 0.0
+    makespan_s, full_cache, full_places = 0.0, False, False
     for _ in range(MOST_ROUNDS):
         gaps_s = writing_s + trajectories.tool_latency_s
         asked = replace(trajectories, response_tokens=np.ones_like(trajectories.response_tokens), tool_latency_s=gaps_s)
         read = simulate_rollout(asked, kinds, routing=routing, options=plain)
         reading_s = _reading_s(asked, read, apart)
-        first, last = trajectories.offsets[:-1], trajectories.offsets[1:] - 1
-        later_s = np.concatenate([reading_s[1:], [0.0]])
-        later_s[last] = 0.0
-        arriving = replace(
-            serves,
-            arrival_s=trajectories.arrival_s + reading_s[first],
-            tool_latency_s=trajectories.tool_latency_s + later_s,
-        )
-        wrote = simulate_rollout(arriving, decoders, routing=routing, options=options)
+        wrote = simulate_rollout(_arriving(serves, reading_s), decoders, routing=routing, options=options)
         writing_s = _turns(trajectories, wrote, "finish_s") - _turns(trajectories, wrote, "arrival_s")
+        full_cache |= read.full_cache or wrote.full_cache
+        full_places |= read.full_places or wrote.full_places
         near = abs(wrote.makespan_s - makespan_s) <= CLOSE * wrote.makespan_s
         makespan_s = wrote.makespan_s
         if trajectories.single_turn or near:
@@ -142,6 +136,18 @@ def simulate_apart(
         readers=read.timelines,
         lost=lost_seconds((*wrote.timelines, *read.timelines), (*decoders, *kinds)),
         generated_tokens=int(trajectories.response_tokens.sum()),
+        full_cache=full_cache,
+        full_places=full_places,
+    )
+
+
+def _arriving(serves: Trajectories, reading_s: FloatArray) -> Trajectories:
+    """What writers serve, every turn when its context has been read and sent."""
+    first, last = serves.offsets[:-1], serves.offsets[1:] - 1
+    later_s = np.concatenate([reading_s[1:], [0.0]])
+    later_s[last] = 0.0
+    return replace(
+        serves, arrival_s=serves.arrival_s + reading_s[first], tool_latency_s=serves.tool_latency_s + later_s
     )
 
 

@@ -42,6 +42,7 @@ class BlockCache:
         self.unheld: OrderedDict[int, None] = OrderedDict()
         """Runs of evictable blocks, oldest first: trajectory i as i, the prefix of group g as -1 - g."""
         self.unheld_blocks = 0
+        self.evicted = False
 
     def lookup(self, i: int, turn: int, tokens: int) -> int:
         """Tokens of a context of ``tokens`` that need no computation now."""
@@ -103,6 +104,7 @@ class BlockCache:
             key = next(iter(self.unheld))
             left, at = (self.own_left, key) if key >= 0 else (self.prefix_left, -1 - key)
             lost = int(min(left[at], excess))
+            self.evicted = True
             left[at] -= lost
             self.unheld_blocks -= lost
             excess -= lost

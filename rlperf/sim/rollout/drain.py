@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.batch import DecodingBatch, drain_steps
+from rlperf.sim.rollout.cache import BlockCache
 from rlperf.sim.rollout.step_seconds import EngineStepSeconds
 from rlperf.sim.rollout.timeline import Segments
 
@@ -106,3 +109,19 @@ def _tau_sums(batch: DecodingBatch, starts: IntArray, count: IntArray) -> FloatA
         return np.asarray(count * starts + count * (count - 1) / 2.0, dtype=np.float64)
     sums = np.concatenate([[0], np.cumsum(batch.clock.tau_array(np.arange(int((starts + count).max()) + 1)))])
     return np.asarray(sums[starts + count] - sums[starts], dtype=np.float64)
+
+
+def with_held_blocks(
+    tail: Segments, ends: FloatArray, order: IntArray, members: IntArray, base: IntArray, need: IntArray,
+    batch: DecodingBatch, cache: BlockCache, adjust: int,
+) -> Segments:  # fmt: skip
+    """The segments of a drain with the blocks held at the begin of each, shared prefixes held once."""
+    starts = batch.steps + np.cumsum(tail.steps) - tail.steps
+    blocks = held_blocks(batch, base, need, batch.clock.tau_array(starts))
+    group = np.array(cache.group)[members[order]]
+    last = np.zeros(len(order), dtype=np.bool_)
+    last[len(order) - 1 - np.unique(group[::-1], return_index=True)[1]] = True
+    regained = np.cumsum(np.where(last, 0, np.array(cache.shared)[group]))
+    left = np.searchsorted(ends[order], tail.start_s + 0.5 * tail.seconds)
+    beside = adjust + np.concatenate([[0], regained])[left]
+    return replace(tail, held_tokens=(blocks + beside) * float(batch.block))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.batch import DecodingBatch
 from rlperf.sim.rollout.cache import BlockCache
-from rlperf.sim.rollout.drain import drain, held_blocks, safe_completions
+from rlperf.sim.rollout.drain import drain, safe_completions, with_held_blocks
 from rlperf.sim.rollout.options import DecodeClock, EngineOptions
 from rlperf.sim.rollout.step_seconds import EngineStepSeconds
-from rlperf.sim.rollout.timeline import SegmentLog, Segments
+from rlperf.sim.rollout.timeline import SegmentLog
 from rlperf.sim.rollout.trajectories import Trajectories
 
 FEW = 16
@@ -89,6 +87,8 @@ class EventEngine:
         """With look-ahead, places of requests that completed in the last engine_step: not free for the next one."""
         self.blocked = False
         """Whether the queue's first was evicted just now and lacks the blocks to return."""
+        self.full_cache = self.full_places = False
+        """Whether a larger cache, or more places, could have changed anything so far."""
         self.now = 0.0
         self.open_turns = trajectories.n_turns - n
         """Turns that follow another one and have not arrived yet."""
@@ -135,6 +135,7 @@ class EventEngine:
         held = self._held()
         total = self.cache.total
         preempted = self.blocked = False
+        self.full_places |= bool(self.waiting) and len(self.running) >= self.max_running
         if self.chunked and held > total:
             held, preempted = self._preempt(held)
         queue = self.waiting and not self.blocked and len(self.running) < self.max_running
@@ -179,6 +180,7 @@ class EventEngine:
     def _preempt(self, held: int) -> tuple[int, bool]:
         """Make the decodes of the next engine_step fit; blocks then held, and whether a victim may return after it."""
         preempted = False
+        self.full_cache = True
         while held > self.cache.total and len(self.running) > 1:
             i, _ = self.running.popitem()
             shared = self.adjust
@@ -225,6 +227,7 @@ class EventEngine:
             if finite:
                 need = cache.blocks_to_admit(i, tokens)
                 if held + need + (cache.reserve if self.running else 0) > cache.total:
+                    self.full_cache = True
                     break
                 if cache.unheld_blocks:
                     cache.evict(held)
@@ -246,6 +249,7 @@ class EventEngine:
             turn = self.turn[i]
             if self.scheduled[turn] < 0.0:
                 self.scheduled[turn] = self.now
+        self.full_places |= bool(waiting) and len(self.running) >= places
         return chunks
 
     def _prefill_step(self, chunks: list[tuple[int, int, int]]) -> None:
@@ -327,8 +331,11 @@ class EventEngine:
             count = batch.steps_that_fit(cache.total - held, count)
         size = batch.size
         fixed, per_key = self.seconds.fixed_s[size], self.seconds.per_key_s[size]
-        if self.arrivals and not waiting and size < self.max_running:
-            count = self._steps_to_arrival(self.arrivals[0][0] - now, count, fixed, per_key)
+        if self.arrivals and not waiting:
+            if size < self.max_running:
+                count = self._steps_to_arrival(self.arrivals[0][0] - now, count, fixed, per_key)
+            else:
+                self.full_places = True
         keys = batch.keys() if count == 1 else batch.keys_of(count)
         seconds = count * fixed + per_key * keys
         if self.look_ahead:
@@ -412,7 +419,7 @@ class EventEngine:
         ends, tail = drain(self.now, batch, base, need, self.seconds)
         order = np.lexsort((members, ends))
         if self.finite:
-            tail = self._with_held_blocks(tail, ends, order, members, base, need)
+            tail = with_held_blocks(tail, ends, order, members, base, need, batch, cache, self.adjust)
         gone = members[order[:count]].tolist()
         for i, end in zip(gone, ends[order[:count]].tolist(), strict=True):
             self.finish[self.turn[i]] = end
@@ -433,18 +440,3 @@ class EventEngine:
         self.leaving = int((ends[order[:count]] == self.now).sum()) if self.look_ahead else 0
         self.drain_try = batch.size * 7 // 8
         return True
-
-    def _with_held_blocks(
-        self, tail: Segments, ends: FloatArray, order: IntArray, members: IntArray, base: IntArray, need: IntArray
-    ) -> Segments:
-        """The segments of a drain with the blocks held at the begin of each, shared prefixes held once."""
-        batch, cache = self.batch, self.cache
-        starts = batch.steps + np.cumsum(tail.steps) - tail.steps
-        blocks = held_blocks(batch, base, need, batch.clock.tau_array(starts))
-        group = np.array(cache.group)[members[order]]
-        last = np.zeros(len(order), dtype=np.bool_)
-        last[len(order) - 1 - np.unique(group[::-1], return_index=True)[1]] = True
-        regained = np.cumsum(np.where(last, 0, np.array(cache.shared)[group]))
-        left = np.searchsorted(ends[order], tail.start_s + 0.5 * tail.seconds)
-        adjust = self.adjust + np.concatenate([[0], regained])[left]
-        return replace(tail, held_tokens=(blocks + adjust) * float(batch.block))

@@ -66,4 +66,6 @@ def timeline_of(engine: EventEngine, members: IntArray | None = None) -> Replica
         preemptions=engine.preemptions,
         hit_tokens=engine.hit_tokens,
         prompt_tokens=engine.looked_up,
+        full_cache=engine.full_cache or engine.cache.evicted,
+        full_places=engine.full_places,
     )

@@ -103,6 +103,7 @@ def run_queued(
         segments=log.close(),
         hit_tokens=int(queue.hits.sum()),
         prompt_tokens=int(trajectories.prompt_tokens.sum()),
+        full_places=True,
     )
 
 

@@ -101,6 +101,7 @@ class ReplicaTimeline:
     segments : what the engine did, run by run
     preemptions : requests evicted for lack of cache blocks
     hit_tokens, prompt_tokens : prefix-cache hits, and tokens looked up (a resumed request counts again) [tokens]
+    full_cache, full_places : whether a larger cache, or more places for running requests, could have changed anything
     """
 
     arrival_s: FloatArray
@@ -112,6 +113,8 @@ class ReplicaTimeline:
     preemptions: int = 0
     hit_tokens: int = 0
     prompt_tokens: int = 0
+    full_cache: bool = False
+    full_places: bool = False
 
     @property
     def makespan_s(self) -> float:

@@ -232,3 +232,21 @@ def test_a_server_that_no_node_holds_is_refused_in_the_frameworks_words() -> Non
     question = ask(job, to_plan=True)
     with pytest.raises(InfeasibleError, match="16 GPUs are more than its 8"):
         plan_job(question.context, facts=question.facts)
+
+
+@pytest.mark.parametrize(
+    ("framework", "opened", "left"),
+    [
+        ("areal", ["bf16", "fp8"], ("bf16",)),
+        ("areal", ["fp8", "fp16"], ("fp16",)),
+        ("slime", ["bf16", "fp8", "fp16"], ("bf16", "fp8")),
+        ("openrlhf", ["bf16", "fp8"], ("bf16",)),
+    ],
+)
+def test_of_open_values_those_are_planned_that_files_can_say(
+    framework: str, opened: list[str], left: tuple[str, ...]
+) -> None:
+    """AReaL has words for engines in bf16 and fp16: asked for the first value alone, it was planned with fp8, too."""
+    pools = [{"role": "rollout", "settings": {"rollout_dtype": opened}}]
+    asked = Job.model_validate({**JOB, "framework": framework, "pools": pools})
+    assert ask(asked, to_plan=True).context.job.pool("rollout").settings.rollout_dtype == left

@@ -143,7 +143,7 @@ def _without_unsayable(job: Job, facts: FrameworkFacts) -> Job:
         waits = {"over_provision": (1.0,)}
         tasks = tuple(task.model_copy(update=waits) if 1.0 in task.over_provision else task for task in tasks)
     for pool in job.pools:
-        kept = {name: (usual,) for name, usual in _keyless(job, facts, pool) if _offers(pool, name, usual)}
+        kept = {name: able for name, able, _ in _keyless(job, facts, pool) if able}
         pools.append(pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)}) if kept else pool)
     return job.model_copy(update={"pools": tuple(pools), "tasks": tasks})
 
@@ -166,19 +166,7 @@ def _with_sayable_placements(job: Job, facts: FrameworkFacts) -> Job:
 def _can_say(job: Job, facts: FrameworkFacts, backend: str) -> bool:
     """Whether files for one trainer can say what the job states of it: some keys are one trainer's alone."""
     pool = job.pool("trainer")
-    found = _keyless(job, facts, pool, (backend,))
-    return not any(_contradicts(getattr(pool.settings, name), usual) for name, usual in found)
-
-
-def _contradicts(given: object, usual: object) -> bool:
-    """Whether what runs anyway is not among the alternatives that are given."""
-    return usual not in given if isinstance(given, tuple) else usual != given
-
-
-def _offers(pool: PoolSpec, name: str, value: object) -> bool:
-    """Whether a pool leaves a setting open, with ``value`` among the alternatives."""
-    given = getattr(pool.settings, name)
-    return isinstance(given, tuple) and len(given) > 1 and value in given
+    return all(able for _, able, _ in _keyless(job, facts, pool, (backend,)))
 
 
 def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
@@ -188,9 +176,9 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
         known = f"known: {', '.join(table.versions)}"
         found.append(Problem(f"{facts.name} {asked} is older than every release that is known", suggestion=known))
     for pool in job.pools:
-        for name, usual in _keyless(job, facts, pool):
+        for name, able, usual in _keyless(job, facts, pool):
             given = getattr(pool.settings, name)
-            if _contradicts(given, usual):
+            if not able:
                 said = ", ".join(map(str, given)) if isinstance(given, tuple) else given
                 message = f"{facts.name} {facts.version} has no key for {pool.role}.{name} ({said})"
                 if why := facts.unwritten.get(f"{pool.role}.{name}"):
@@ -235,16 +223,26 @@ def check_algorithm(run: Run, facts: FrameworkFacts) -> None:
         raise ExportError(what, facts.name, {"nearest": nearest})
 
 
-def _keyless(job: Job, facts: FrameworkFacts, pool: PoolSpec, backends: Sequence[str] = ()) -> list[tuple[str, Any]]:
-    """(name, what the framework runs) of the settings that a pool states and no key (of these trainers) holds."""
+def _keyless(
+    job: Job, facts: FrameworkFacts, pool: PoolSpec, backends: Sequence[str] = ()
+) -> list[tuple[str, tuple[Any, ...], Any]]:
+    """(name, alternatives that files can say, what the framework runs) of settings of which no key says them all.
+
+    Of several values each is asked for: a key may have words for some alone. What runs anyway needs no key.
+    """
     if pool.role not in ("rollout", "trainer"):
         return []
     fixed = (spec.settings.stated() for spec in facts.runs if spec.role == pool.role)
     runs = {name: value for settings in fixed for name, value in settings.items()}
     adapter, engine = adapter_of(facts.name), engine_named(job)[0].split("==")[0]
-    given = {name: value for name, value in pool.settings.stated().items() if name not in ("backend", *TOLD)}
-    return [
-        (name, runs.get(name, USUAL[name]))
-        for name, value in given.items()
-        if not states(adapter, facts.version, engine, ref(f"{pool.role}.{name}"), backends or facts.backends, value)
-    ]
+    keys = backends or facts.backends
+    found = []
+    for name in pool.settings.stated():
+        if name in ("backend", *TOLD):
+            continue
+        at, given, usual = ref(f"{pool.role}.{name}"), getattr(pool.settings, name), runs.get(name, USUAL[name])
+        values = given if isinstance(given, tuple) else (given,)
+        able = tuple(v for v in values if v == usual or states(adapter, facts.version, engine, at, keys, v))
+        if able != values:
+            found.append((name, able, usual))
+    return found

@@ -162,6 +162,18 @@ def test_devices_and_placement_are_chosen_as_brute_force_does() -> None:
     assert all(split.total <= 8 for split in splits(context))
 
 
+def test_a_judge_in_turn_with_the_trainer_takes_the_memory_that_pays() -> None:
+    """It had the least that holds its weights and one request, whatever that cost: verdicts were written in a queue."""
+    judge = {"name": "j", "kind": "judge", "architecture": "Qwen3-32B", "prompt_tokens": 500, "response_tokens": 300}
+    seconds = {}
+    for share in (None, 0.5, 0.6, 0.7):
+        settings = {"settings": {"memory_fraction": share}} if share else {}
+        found, _ = judged({**judge, "placement": "shared", "layout": {"tensor_parallel": 2}, **settings})
+        seconds[share] = float(found.rl_step_s[0])
+    assert seconds[None] <= min(seconds.values()) * (1.0 + 1e-9)
+    assert seconds[None] < 0.95 * seconds[0.5]
+
+
 def test_what_is_left_beside_a_scorer_fills_nodes_where_files_count_them() -> None:
     """A teacher on half a node of four: 12 devices remain, which `trainer.nnodes` x `n_gpus_per_node` cannot say."""
     pools = [{key: value for key, value in pool.items() if key != "devices"} for pool in JOB["pools"]]

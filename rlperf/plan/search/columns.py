@@ -101,15 +101,30 @@ class Columns:
         context = self.context.of(mode)
         return self if context is self.context else self._in_modes.get((mode,), lambda: replace(self, context=context))
 
-    def scorers(self, demand: Demand, split: Split) -> tuple[ScorerColumn | None, ...]:
-        """The engine of every scorer under a split."""
+    def seated(self, demand: Demand, split: Split) -> list[SplitColumns]:
+        """Those of a split, and once more where scorers in turn with the trainer are faster in more than the least.
+
+        What is gained may cost the trainer the parking of its states, so that pairs decide.
+        """
+        lean = self.of(demand, split)
+        if not lean.possible or all(split.scorers):
+            return [lean]
+        roomy = self._in(split.mode).scorers(demand, split, lean.scorer_room)
+        alike = all(a and b and a.plan == b.plan for a, b in zip(roomy, lean.scorers, strict=True))
+        return [lean] if alike else [lean, replace(lean, scorers=roomy)]
+
+    def scorers(self, demand: Demand, split: Split, room: float | None = None) -> tuple[ScorerColumn | None, ...]:
+        """The engine of every scorer under a split; ``room`` see `scorer_column`."""
         found = []
         for one, own in zip(self.context.scorers, split.scorers, strict=True):
             devices = own or split.trainer
-            key = (one.scorer.model_dump_json(), self._read_by_trainer, demand.keys, devices, own > 0)
+            beside = None if own else room
+            key = (one.scorer.model_dump_json(), self._read_by_trainer, demand.keys, devices, own > 0, beside)
 
-            def made(one: ScorerContext = one, devices: int = devices, own: int = own) -> ScorerColumn | None:
-                return scorer_column(self.context, one, self.task, demand, devices, own=own > 0)
+            def made(
+                one: ScorerContext = one, devices: int = devices, own: int = own, beside: float | None = beside
+            ) -> ScorerColumn | None:
+                return scorer_column(self.context, one, self.task, demand, devices, beside, own=own > 0)
 
             found.append(self.store.scorers.get(key, made))
         return tuple(found)

@@ -91,11 +91,13 @@ def scorer_demand(demand: Demand, scorer: Scorer) -> Demand:
 
 
 def scorer_column(
-    context: Context, one: ScorerContext, task: TaskContext, demand: Demand, devices: int, *, own: bool
-) -> ScorerColumn | None:
+    context: Context, one: ScorerContext, task: TaskContext, demand: Demand, devices: int, room: float | None = None,
+    *, own: bool,
+) -> ScorerColumn | None:  # fmt: skip
     """The fastest engine of a scorer on so many devices; None where none holds it.
 
-    On the trainer's devices it takes as little memory as it can.
+    On the trainer's devices it takes as little memory as it can, so that the trainer need not park its states, or no
+    more than ``room`` [bytes per device].
     """
     there, architecture = one.context(context), one.architecture or task.architecture
     asked = scorer_demand(demand, one.scorer)
@@ -104,7 +106,8 @@ def scorer_column(
     if not len(alive):
         return None
     if not own:
-        alive = alive[columns.memory_fraction[alive] == columns.memory_fraction[alive].min()]
+        lean = columns.memory_fraction[alive] == columns.memory_fraction[alive].min()
+        alive = alive[lean if room is None else lean | (columns.awake_bytes[alive] <= room)]
     fastest = alive[columns.makespan_s[alive] <= columns.makespan_s[alive].min() * (1.0 + 1e-9)]
     best = int(fastest[np.lexsort((columns.max_running[fastest], columns.memory_fraction[fastest]))[0]])
     plan = _plan(there, one, columns, best, own)

@@ -115,14 +115,14 @@ def screen(
             if report is not None:
                 share = (index + number / (len(variants) * len(every))) / len(demands)
                 report(share, f"screening {split.mode} on {split.total} devices")
-            source = columns.of(demand, split)
-            tally.columns(source, columns.repeated)
-            if source.possible:
-                r = source.rollout_left(prune=prune)
-                t = columns.trainer_left(source) if prune else source.trainer_left(prune=False)
-                found = source.screened(*_crossed(r, t))
-                tally.pairs(source, found)
-                parts.append(_Part(index, source, found.candidates()))
+            for again, source in enumerate(columns.seated(demand, split)):
+                tally.columns(source, columns.repeated or again > 0)
+                if source.possible:
+                    r = source.rollout_left(prune=prune)
+                    t = columns.trainer_left(source) if prune else source.trainer_left(prune=False)
+                    found = source.screened(*_crossed(r, t))
+                    tally.pairs(source, found)
+                    parts.append(_Part(index, source, found.candidates()))
     return _kept(context, parts, demands, keep, tally)
 
 

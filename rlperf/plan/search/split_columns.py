@@ -241,14 +241,24 @@ class SplitColumns:
         training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peak_limits(context, trainer.backend[t])
         return np.asarray(generating & training)
 
+    @cached_property
+    def scorer_room(self) -> float:
+        """Bytes per device that a scorer in turn may have where the least lies beside it."""
+        r, t = np.flatnonzero(self.rollout_flags == 0), np.flatnonzero(self.trainer_flags == 0)
+        asleep, idle = self.rollout.asleep_bytes[r], self.trainer.idle_bytes[t]
+        return float(self._spare_in_turn(r[[asleep.argmin()]], t[[idle.argmin()]])[0])
+
     def _fit_in_turn(self, r: IntArray, t: IntArray, awake_bytes: float) -> BoolArray:
         """Scorers on the trainer's devices: awake beside the idle trainer, and the sleeping engine."""
+        return np.asarray(awake_bytes <= self._spare_in_turn(r, t))
+
+    def _spare_in_turn(self, r: IntArray, t: IntArray) -> FloatArray:
+        """Bytes per device beside the idle trainer, and the sleeping engine where it shares the devices ``[pairs]``."""
         beside = self.trainer.idle_bytes[t]
         if MODES[self.split.mode].shares_devices:
             beside = beside + self.rollout.asleep_bytes[r]
         risk = self.context.job.limits.out_of_memory_risk / PHASES
-        spare = self.context.hardware.device.usable_memory - beside * spread_at(risk, *ENGINE_SPREAD)
-        return np.asarray(awake_bytes <= spare)
+        return np.asarray(self.context.hardware.device.usable_memory - beside * spread_at(risk, *ENGINE_SPREAD))
 
     def _over_limits(self, usage: Usage, rl_step_s: FloatArray) -> IntArray:
         """`Reject.LIMIT` where an rl_step takes longer or costs more than the job allows ``[pairs]``."""

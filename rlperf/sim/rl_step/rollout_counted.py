@@ -34,7 +34,7 @@ HEAVIEST = 1
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SecondsWithin:
     """Seconds under some limits, and whether a larger cache or more places could have changed them [s]."""
 
     limits: EngineLimits
@@ -133,7 +133,7 @@ class Counted:
         kv_tokens = limits.kv_tokens if limits.kv_tokens < 2.0 * most * longest else np.inf
         return replace(limits, kv_tokens=kv_tokens, max_running=min(limits.max_running, most))
 
-    def apart_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, apart: Apart) -> Simulated:
+    def apart_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, apart: Apart) -> SecondsWithin:
         """Makespan where prompts are read apart, mean over the rl_steps that are counted [s]."""
         served = [simulate_apart(table, replicas, apart, cost=cost, limits=limits) for table in self.tables]
         seconds = float(np.mean([each.makespan_s for each in served]))
@@ -142,7 +142,7 @@ class Counted:
         )
         # the first guess of what writing takes is at so many requests, which places bound
         guessed = full_places or limits.max_running < -(-max(map(len, self.tables)) // (replicas - apart.readers))
-        return Simulated(limits, seconds, full_cache, guessed)
+        return SecondsWithin(limits, seconds, full_cache, guessed)
 
     def lent_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, more: int) -> FloatArray:
         """Makespan where ``more`` replicas join, as a share of that alone, mean over the rl_steps counted ``[AT]``."""
@@ -191,7 +191,7 @@ def counted_seconds(
     makespan, steady, again = (np.zeros(len(e)) for _ in range(3))
     demand, flow = counted.demand, counted.flow
     known: dict[tuple[int, int], float] = {}
-    simulated: dict[int, list[Simulated]] = {}
+    simulated: dict[int, list[SecondsWithin]] = {}
     flowing: dict[tuple[int, float], tuple[float, float]] = {}
     for position, engine in enumerate(e.tolist()):
         apart = aparts[engine]

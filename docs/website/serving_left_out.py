@@ -17,6 +17,7 @@ from rlperf.calibrate.leave_out import ALL, GROUPS, ErrorSummary, LeaveOutLine, 
 from rlperf.calibrate.leave_out_inference import Refits, predict_groups, report_apart
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import PredictedFigure
+from rlperf.specs.engine_calibration import release_of
 
 PAGE = accuracy.ROOT / "docs" / "guide" / "accuracy-inference.md"
 BY = {
@@ -26,19 +27,31 @@ BY = {
     "engine": "engine",
 }
 TIME, RATE = "tpot_ms", "tokens_per_s_per_gpu"
+LISTED = 15
+"""Rows of an architecture in one release from which it has a line of its own."""
 
 
 def apart_rows(figures: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]]) -> list[str]:
     """Errors of rows whose configuration no fit saw: all, by kernels, by device, by engine and device."""
     groups: dict[str, list[PredictedFigure]] = {"all": list(figures)}
     for one in figures:
-        device, engine = names[one.row_id]
+        device, engine, *_ = names[one.row_id]
         kind = "extrapolated" if one.extrapolated else "covered"
         for group in (kind, device, f"{engine} {device}"):
             groups.setdefault(group, []).append(one)
     first = [name for name in ("all", "covered", "extrapolated") if name in groups]
     names_in_order = (*first, *sorted(set(groups) - set(first), key=lambda name: (" " in name, name)))
     return [_apart_row(name, len(groups[name]), errors_of(groups[name])) for name in names_in_order]
+
+
+def release_rows(figures: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]]) -> list[str]:
+    """The same by engine, release, architecture, device and dtype, of groups with `LISTED` rows."""
+    groups: dict[str, list[PredictedFigure]] = {}
+    for one in figures:
+        device, engine, release, architecture, dtype = names[one.row_id]
+        group = " ".join(filter(None, (engine, release, architecture, device, dtype or "precision not stated")))
+        groups.setdefault(group, []).append(one)
+    return [_apart_row(name, len(own), errors_of(own)) for name, own in sorted(groups.items()) if len(own) >= LISTED]
 
 
 def _apart_row(name: str, rows: int, one: ErrorSummary) -> str:
@@ -85,9 +98,13 @@ def readme_rows(lines: Lines) -> list[str]:
     return [accuracy.left_out_row(BY[by], one) for by, one in lines if one.metric == TIME and one.group == ALL]
 
 
-def write(apart: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]], lines: Lines) -> None:
+def write(found: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]], lines: Lines) -> None:
     """All tables into their pages."""
+    apart, rates = ([one for one in found if one.metric == metric] for metric in (TIME, RATE))
     text = accuracy.with_rows(PAGE.read_text(), "| rows | n | median", apart_rows(apart, names))
+    text = accuracy.with_rows(text, "| rows of one release | n |", release_rows(apart, names))
+    throughput = [_apart_row("tokens/s, all", len(rates), errors_of(rates))]
+    text = accuracy.with_rows(text, "| throughput | n |", throughput)
     text = accuracy.with_rows(text, "| left out in turn |", whole_rows(lines))
     PAGE.write_text(accuracy.with_rows(text, "| left out | rows | configurations |", group_rows(lines)))
     text = accuracy.with_rows(accuracy.README.read_text(), "| left out: each |", readme_rows(lines))
@@ -99,12 +116,17 @@ def main() -> None:
     file = accuracy.data_folder() / "measured" / "inference.csv"
     table = read_table(file)
     fits = Refits(table)
-    found = report_apart(file, fits).predictions
-    apart = [one for one in found if one.metric == TIME and not one.used_in_calibration]
-    names = {row.row_id: (row.text("gpu"), row.text("engine")) for row in table}
+    found = [one for one in report_apart(file, fits).predictions if not one.used_in_calibration]
+    names = {
+        row.row_id: (
+            row.text("gpu"), row.text("engine"), release_of(row.text("engine_version")), row.text("architecture"),
+            row.text("gemm_dtype"),
+        )
+        for row in table
+    }  # fmt: skip
     groups = {by: predict_groups(file, table, by, refits=fits) for by in BY}
     lines = [(by, one) for by in BY for one in report_of("inference", table.file, by, groups[by]).lines]
-    write(apart, names, lines)
+    write(found, names, lines)
 
 
 if __name__ == "__main__":

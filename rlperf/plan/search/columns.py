@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from rlperf.layout import IntArray
-from rlperf.plan.question.context import Context, ScorerContext, TaskContext
+from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
 from rlperf.plan.search.rules import trainer_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn, scorer_column
@@ -120,12 +120,7 @@ class Columns:
             devices = own or split.trainer
             beside = None if own else room
             key = (one.scorer.model_dump_json(), self._read_by_trainer, demand.keys, devices, own > 0, beside)
-
-            def made(
-                one: ScorerContext = one, devices: int = devices, own: int = own, beside: float | None = beside
-            ) -> ScorerColumn | None:
-                return scorer_column(self.context, one, self.task, demand, devices, beside, own=own > 0)
-
+            made = partial(scorer_column, self.context, one, self.task, demand, devices, beside, own=own > 0)
             found.append(self.store.scorers.get(key, made))
         return tuple(found)
 

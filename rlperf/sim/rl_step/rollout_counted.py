@@ -208,9 +208,11 @@ def counted_seconds(
         steady[position], again[position] = flowing[same]
         if apart is not None:
             bound, tried = counted.bound(limits, min(readers, replicas)), simulated.setdefault(engine, [])
-            if not any(each.holds(bound) for each in tried):
-                tried.append(counted.apart_s(costs[engine], bound, replicas + readers, apart))
-            makespan[position] = demand.batch.rounds * next(each.seconds for each in tried if each.holds(bound))
+            served = next((each for each in tried if each.holds(bound)), None)
+            if served is None:
+                served = counted.apart_s(costs[engine], bound, replicas + readers, apart)
+                tried.append(served)
+            makespan[position] = demand.batch.rounds * served.seconds
             continue
         points = _concurrency(limits, counted.tables, replicas, flow.context)
         for concurrency, _ in points:

@@ -116,6 +116,34 @@ def test_an_engine_left_out_takes_the_pool(tmp_path: Path) -> None:
         Refits(toy(tmp_path)).without("engine", "vllm")
 
 
+def test_what_runs_without_times_per_token_show_is_their_own(tmp_path: Path) -> None:
+    run = {"engine": "vllm", "architecture": "Llama-3.1-8B", "gpu": "h200_sxm", "gemm_dtype": "bf16",
+           "attention_data_parallel": 1, "mode": "static_batch", "isl": 500}  # fmt: skip
+    found = {}
+    for name, slow in (("as predicted", 1.0), ("slower", 1.3)):
+        (tmp_path / name).mkdir()
+        rows = [{**run, "row_id": f"b{tensor}_{batch}_{osl}", "n_gpus": tensor, "tensor_parallel": tensor, "osl": osl,
+                 "concurrency": batch, "measured_output_tokens_per_s_per_gpu": 1.0}
+                for tensor in (1, 2, 4, 8) for batch in (8, 32, 128) for osl in (128, 512)]  # fmt: skip
+        plain = toy(tmp_path / name, more=tuple(rows))
+        for row, line in zip(rows, list(plain)[-len(rows) :], strict=True):
+            case = case_of(line)
+            rate = float(serve(case, CostTable()).output_tokens_per_s) / case.devices
+            row["measured_output_tokens_per_s_per_gpu"] = rate / slow
+        fits = Refits(toy(tmp_path / name, more=tuple(rows)))
+        pooled, seen = fit_pool(fits.served.rows), np.ones(len(fits.cases), dtype=bool)
+        found[name] = next(iter(profiles_of(pooled, fits.served, seen, [load_engine_calibration("vllm")]).values()))
+    asked = ("h200_sxm", "llama", "Llama-3.1-8B", "bf16")
+    times, rates = (
+        [one.at(*asked, way).overhead.kernel_scale for one in (found["slower"], found["as predicted"])]
+        for way in ("", "static_batch")
+    )
+    assert times[0] / times[1] == pytest.approx(1.0, abs=0.02), "times per token follow what only throughput shows"
+    assert 1.15 < rates[0] / rates[1] < 1.35
+    elsewhere = found["slower"].at("h100_sxm", *asked[1:], "static_batch").overhead
+    assert elsewhere == found["slower"].at("h100_sxm", *asked[1:]).overhead, "a device where nobody ran so has it"
+
+
 def test_a_measurement_told_again_counts_once(tmp_path: Path) -> None:
     base = {"engine": "trtllm", "architecture": "DeepSeek-V3", "gpu": "h200_sxm", "n_gpus": 8, "tensor_parallel": 8,
             "gemm_dtype": "fp8", "mode": "online_concurrency", "isl": 1000, "osl": 500, "concurrency": 8,

@@ -284,6 +284,13 @@ class ServingCase(Reading):
         return self.mode == "online_concurrency"
 
     @property
+    def throughput(self) -> str:
+        """How a run went that publishes nothing but its throughput; empty where a time per token is published."""
+        measured = self.row.number
+        rate_only = measured("measured_output_tokens_per_s_per_gpu") and not measured("measured_tpot_ms")
+        return self.mode if rate_only else ""
+
+    @property
     def covered(self) -> bool:
         """Whether kernel tables stand behind every operator that matters."""
         return not serving_basis(self.arch, self.hardware, self.engine, gemm_dtype=self.gemm_dtype).extrapolated
@@ -317,9 +324,12 @@ class CostTable:
 
     def cost(self, case: ServingCase) -> tuple[EngineStepCost, float]:
         """Cost of an engine_step with the engine's overheads, and the requests that fit at once."""
-        own = case.engine.at(case.hardware.device.name, case.arch.family, case.arch.name, case.gemm_dtype).overhead
+        engine = case.engine.at(
+            case.hardware.device.name, case.arch.family, case.arch.name, case.gemm_dtype, case.throughput
+        )
+        own = engine.overhead
         times = (own.step, own.per_layer, own.per_expert_layer, own.per_request, own.uncaptured, own.kernel_scale)
-        return self._found(case, case.engine, times)
+        return self._found(case, engine, times)
 
     def _found(
         self, case: ServingCase, engine: EngineCalibration, key: tuple[object, ...]

@@ -3,7 +3,9 @@
 The pool holds the host's times (per engine_step, layer, expert layer, running request) and knows that kernels take as
 long in an engine as alone; engines differ in their times. On everything an engine_step takes there is a factor of its
 release, device and family, of engine and device, engine and family, of a *path* (an engine's kernels for a family in a
-dtype on a device) and of a *cell* (a path in a release, one architecture). Each is as large as its rows prove
+dtype on a device) and of a *cell* (a path in a release, one architecture). Runs that publish nothing but a throughput
+have one more, by how they ran, engine and device: they measure another stretch than times per token, and what they take
+longer there is no kernel's. Each is as large as its rows prove
 (`rlperf.calibrate.pooling`); what nobody has served takes the pool's, and its interval what leaving such groups out has
 cost. ``rlperf calibrate serving ROWS --out FOLDER`` writes the profiles.
 """
@@ -55,6 +57,7 @@ KINDS = (
     Kind("engine_family", ("factor",), 0.3),
     Kind("path", ("factor",), 0.3),
     Kind("cell", ("factor",), 0.3),
+    Kind("throughput", ("factor",), 0.3),
 )
 RULE = f"configurations in {FOLDS} parts, by hash of their text: each predicted by a fit of the others"
 
@@ -114,7 +117,7 @@ def configuration_of(case: ServingCase) -> str:
 def labels_of(case: ServingCase) -> dict[str, str]:
     """The group of a row, by kind: those of `EngineCalibration.groups`, each of its engine."""
     engine, device, family = case.engine.engine, case.hardware.device.name, case.arch.family
-    groups = case.engine.groups(device, family, case.arch.name, case.gemm_dtype)
+    groups = case.engine.groups(device, family, case.arch.name, case.gemm_dtype, case.throughput)
     return {
         "engine": engine,
         "release": f"{engine} {groups['release']}" if groups["release"] else "",
@@ -124,6 +127,7 @@ def labels_of(case: ServingCase) -> dict[str, str]:
         "engine_family": f"{engine} {family}",
         "path": f"{engine} {groups['path']}",
         "cell": f"{engine} {groups['cell']}",
+        "throughput": f"{engine} {groups['throughput']}" if groups["throughput"] else "",
     }
 
 

@@ -86,7 +86,7 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
     fitted = case.engine.front_end_fitted and case.mode == "online_rate"
     load = ServedLoad(
         context=case.isl + case.osl, prompt=case.isl - case.cached, running=float(served.running),
-        experts_apart=case.expert > 1, closed_loop=case.closed_loop, throughput=bool(rate and not tpot),
+        experts_apart=case.expert > 1, closed_loop=case.closed_loop, throughput=bool(case.throughput),
     )  # fmt: skip
     basis = serving_basis(case.arch, case.hardware, case.engine, load, gemm_dtype=case.gemm_dtype)
     spread = basis.spread

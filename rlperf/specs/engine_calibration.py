@@ -34,7 +34,7 @@ class EngineOverhead(Frozen):
     quality: Quality = Quality()
 
 
-Grouped = Literal["release", "device", "family", "path", "cell"]
+Grouped = Literal["release", "device", "family", "path", "cell", "throughput"]
 
 
 class GroupFactor(Frozen):
@@ -44,7 +44,10 @@ class GroupFactor(Frozen):
     empty says how far groups of its kind differ.
     """
 
-    kind: Grouped = Field(description="path: family, dtype and device together; cell: with the release, too")
+    kind: Grouped = Field(
+        description="path: family, dtype and device together; cell: with the release, too; throughput: of runs that "
+        "publish nothing else, by how they ran and the device, which no other load has"
+    )
     group: str
     log: float = 0.0
     spread: float = Field(ge=0, description="standard deviation of the logarithm")
@@ -203,8 +206,10 @@ class EngineCalibration(Frozen):
         """
         return self if self.max_drafting is None else self.model_copy(update={"max_running": self.max_drafting})
 
-    def groups(self, device: str, family: str, architecture: str, dtype: str) -> dict[str, str]:
+    def groups(self, device: str, family: str, architecture: str, dtype: str, throughput: str = "") -> dict[str, str]:
         """The group of every kind that an architecture in a dtype on a device belongs to.
+
+        ``throughput`` says how a run went that published nothing else; empty: any other load.
 
         >>> load_engine_calibration("vllm", "0.12.0").groups("h200_sxm", "llama", "Llama-3.1-8B", "fp8")["path"]
         'llama fp8 h200_sxm'
@@ -215,18 +220,19 @@ class EngineCalibration(Frozen):
             "family": family,
             "path": f"{family} {dtype} {device}",
             "cell": f"{self.release or '-'} {architecture} {dtype} {device}",
+            "throughput": f"{throughput} {device}" if throughput else "",
         }
 
-    def at(self, device: str, family: str, architecture: str, dtype: str) -> EngineCalibration:
+    def at(self, device: str, family: str, architecture: str, dtype: str, throughput: str = "") -> EngineCalibration:
         """The engine as it serves an architecture in a dtype on a device: its factors in its constants.
 
         Without factors it is itself, so asking twice changes nothing.
         """
         if not self.factors:
             return self
-        key = (device, family, architecture, dtype)
+        key = (device, family, architecture, dtype, throughput)
         if key not in self._known:
-            groups = self.groups(device, family, architecture, dtype)
+            groups = self.groups(*key)
             whole = math.exp(sum(one.log for one in self.factors if one.group and groups[one.kind] == one.group))
             own = self.overhead
             changes = {name: getattr(own, name) * whole for name in _TIMES}

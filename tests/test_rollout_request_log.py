@@ -136,7 +136,7 @@ def test_the_way_to_the_engine_shows_where_the_clock_is_the_clients(tmp_path: Pa
 
 def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path) -> None:
     def log_with(name: str, **fields: object) -> RequestLog:
-        folder = write_log(tmp_path / name, n=30)
+        folder = write_log(tmp_path / name, n=240)
         rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
         rows = [row | {"input_toks": 1000} | fields for row in rows]
         (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -148,13 +148,13 @@ def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path) -> None:
     setup = setup_of(apart)
     line = simulate_replica(alike.trajectories, setup.cost, setup.limits, options=setup.options)
     # full blocks of 16, for all but the first
-    assert line.hit_tokens == 29 * (907 // 16) * 16
+    assert line.hit_tokens == 239 * (907 // 16) * 16
     none, some, said = (replay(log, setup).ttft_s for log in (apart, alike, recorded))
     assert some[0] == pytest.approx(none[0]) and said[0] < none[0]
     assert some[1:].mean() < 0.75 * none[1:].mean()
-    # the first prompt, which one log computes and the other does not, holds up those behind it for a while
+    # the first prompt, which one log computes and the other does not, holds up those behind it until a queue empties
     assert np.median(said[1:]) == pytest.approx(np.median(some[1:]), rel=0.02)
-    assert said[-8:].mean() == pytest.approx(some[-8:].mean(), rel=0.05)
+    assert said[-40:].mean() == pytest.approx(some[-40:].mean(), rel=1e-3)
     off = replace(setup, limits=replace(setup.limits, prefix_caching=False))
     np.testing.assert_allclose(replay(alike, off).ttft_s, none)
 

@@ -133,14 +133,18 @@ def test_stages_are_a_power_of_two_or_divide_the_layers() -> None:
 
 def test_an_engine_spans_the_domains_that_its_weights_need() -> None:
     layout = Layout.of(tensor_parallel=[4, 8, 8, 16], pipeline_parallel=[1, 1, 2, 2])
-    roomy = np.zeros(4, dtype=np.bool_)
-    assert rollout_departures(layout, np.ones(4, dtype=np.bool_), 8, roomy).tolist() == [0, 0, 1, 2]
-    assert rollout_departures(layout, np.array([False, False, True, True]), 8, roomy).tolist() == [0, 0, 0, 1]
+    roomy, light = np.zeros(4, dtype=np.bool_), np.array([0.6, 0.3, 0.15, 0.08])
+    assert rollout_departures(layout, np.ones(4, dtype=np.bool_), 8, light, roomy).tolist() == [0, 0, 1, 2]
+    assert rollout_departures(layout, np.array([False, False, True, True]), 8, light, roomy).tolist() == [0, 0, 0, 1]
+    # weights that fill a domain need a second one, as published engines have; where there is none, they fit
+    heavy = np.array([1.4, 0.69, 0.35, 0.17])
+    assert rollout_departures(layout, heavy < 1.0, 8, heavy, roomy).tolist() == [0, 0, 0, 1]
+    assert rollout_departures(layout, heavy < 1.0, 8, 1.0 + heavy, roomy).tolist() == [0, 0, 1, 2]
 
 
 def test_an_engine_with_room_for_a_few_requests_is_off_the_path() -> None:
     layout, short = Layout.of(tensor_parallel=[1, 2, 4]), short_cache(np.array([3e4, 1e5, 3e5]), 16384.0)
-    assert rollout_departures(layout, np.ones(3, dtype=np.bool_), 8, short).tolist() == [1, 0, 0]
+    assert rollout_departures(layout, np.ones(3, dtype=np.bool_), 8, np.zeros(3), short).tolist() == [1, 0, 0]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ experts cut up, or spread far       expert tensor parallelism; expert parallelis
 pipeline without need               more stages than the least that run with experts in a domain and nothing offloaded
 pipeline without work               fewer microbatches than stages
 pipeline cut oddly                  stages that are neither a power of two nor a divisor of the layers
-replicas across nodes               an engine beyond the scale-up domains that its weights need
+replicas across nodes               an engine beyond the scale-up domains that leave room beside its weights
 cache of a few requests             an engine without room for `FEW_LONGEST` of the longest
 ==================================  ================================================================================
 
@@ -29,6 +29,7 @@ import numpy as np
 
 from rlperf.cost.parameters import routed_parameters
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout
+from rlperf.plan.search.candidates import WEIGHT_SHARE
 from rlperf.sim.rl_step.uncertainty import CALIBRATED, OWN_SHARE
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95
@@ -114,19 +115,27 @@ def experts_reach(architecture: Architecture, domain: int, memory: float) -> flo
 
 
 def rollout_departures(
-    layout: Layout, fits: BoolArray, domain: int, short: BoolArray, group: IntArray | None = None
-) -> IntArray:
+    layout: Layout, fits: BoolArray, domain: int, weight_share: FloatArray, short: BoolArray,
+    group: IntArray | None = None,
+) -> IntArray:  # fmt: skip
     """Departures of rollout columns of one number of devices: domains beyond what it needs, and a short cache.
+
+    Needed are those where weights fill no more than `WEIGHT_SHARE`, if there are any: NeMo-RL serves Qwen3-235B-A22B on
+    16 H100 and DeepSeek-V3 on 32, verl on 32 H20, though weights alone would fit half of the first and the last.
 
     Parameters
     ----------
     domain : devices of a scale-up domain
+    weight_share : of a device's memory that weights take [1]
     short : whether the cache holds a few requests only (`short_cache`)
     group : columns that are compared; None: all
     """
     domains = np.asarray(-(-layout.tensor_parallel * layout.pipeline_parallel // domain))
     together = np.zeros(len(domains), dtype=np.int64) if group is None else group
-    return _beyond(domains, _least(domains, together, fits, domains)) + short
+    least = domains
+    for alike in (fits, fits & (weight_share <= WEIGHT_SHARE)):
+        least = _least(domains, together, alike, least)
+    return _beyond(domains, least) + short
 
 
 def _least(values: IntArray, group: IntArray, fits: BoolArray, otherwise: IntArray) -> IntArray:

@@ -11,7 +11,7 @@ import numpy as np
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.memory_risk import ENGINE_SPREAD, PHASES, spread_at
 from rlperf.cost.reject import Reject
-from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
@@ -53,6 +53,7 @@ class RolloutColumns(RolloutStage):
     engine : index into ``costs``
     memory_fraction : share of device memory that the engine takes [1]
     departures, doubled : how far off the beaten path, and how many doublings on it (`rlperf.plan.search.beaten_path`)
+    weight_share : of device memory that weights take [1]
     kv_tokens : cache of a replica [tokens]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
     flags : `Reject`
@@ -63,6 +64,7 @@ class RolloutColumns(RolloutStage):
     max_running: IntArray
     departures: IntArray
     doubled: FloatArray
+    weight_share: FloatArray
     kv_tokens: FloatArray
     awake_bytes: FloatArray
     asleep_bytes: FloatArray
@@ -174,8 +176,7 @@ def _columns(
         apart_of(context.site, architecture, settings, shapes),
     )  # fmt: skip
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
-    domain = context.rollout_hardware.cluster.scale_up_domain
-    short = short_cache(memory.kv_tokens, demand.request_tokens)
+    device = context.rollout_hardware.device
 
     def padded(values: Any, fill: float) -> Any:
         return np.concatenate([values, np.full(dead.size, fill)])
@@ -185,8 +186,9 @@ def _columns(
         engine=padded(e, 0).astype(np.int64),
         memory_fraction=padded(f, 0.0),
         max_running=padded(m, 0).astype(np.int64),
-        departures=padded(rollout_departures(rows, why == 0, domain, short), 0).astype(np.int64),
+        departures=padded(_off_path(context, demand, rows, memory, why == 0), 0).astype(np.int64),
         doubled=padded(doublings(rows, np.zeros(len(e), dtype=np.int64)), 0.0),
+        weight_share=padded(memory.weight_bytes / device.usable_memory, np.inf),
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),
         steady_s=padded(steady, np.inf),
@@ -195,10 +197,17 @@ def _columns(
         writers=padded(writers, 0).astype(np.int64),
         slots=padded(m, 0).astype(np.int64),
         pace_s=np.stack([padded(each, np.inf) for each in paces[e].T], axis=1),
-        transition_s=padded(2.0 * memory.weight_bytes / context.rollout_hardware.device.host_bandwidth, np.inf),
+        transition_s=padded(2.0 * memory.weight_bytes / device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf),
         asleep_bytes=padded(memory.asleep_bytes, np.inf),
         flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs,
         weight_dtype=settings.rollout_dtype,
     )
+
+
+def _off_path(context: Context, demand: Demand, rows: Layout, memory: ReplicaMemory, fits: BoolArray) -> IntArray:
+    """Departures of the columns from the beaten path."""
+    weights = memory.weight_bytes / context.rollout_hardware.device.usable_memory
+    short = short_cache(memory.kv_tokens, demand.request_tokens)
+    return rollout_departures(rows, fits, context.rollout_hardware.cluster.scale_up_domain, weights, short)

@@ -110,9 +110,10 @@ class SplitColumns:
         group = (t_key + 1) * backends + trainer.backend
         off = departures_of(self.context, self.architecture, self.demand, trainer, group)
         short = short_cache(engines.kv_tokens, self.demand.request_tokens)
+        engines_off = rollout_departures(flat, engines.flags == 0, domain, engines.weight_share, short, r_key)
         return replace(
             self,
-            rollout=replace(engines, departures=rollout_departures(flat, engines.flags == 0, domain, short, r_key)),
+            rollout=replace(engines, departures=engines_off),
             trainer=replace(trainer, departures=off),
         )
 

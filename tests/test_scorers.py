@@ -11,23 +11,25 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rlperf.api import ask, plan_job
+from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import ExportError, InfeasibleError, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.export import plan_texts, write_plan
+from rlperf.frameworks.export import plan_texts, write_job, write_plan
 from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
-from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, ScorerRun, TrainerRun
+from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.scorer_keys import scorer_settings
+from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.plan.answer.baseline import Defaults, _Judged, pinned_to
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import resolve
 from rlperf.plan.question.techniques import check_length
+from rlperf.plan.search.rules import uneven_parts
 from rlperf.plan.search.screen import Screened, screen
-from rlperf.plan.search.splits import splits
+from rlperf.plan.search.splits import Split, splits
 from rlperf.sim.rl_step.compose import StepStages, compose_rl_step
 from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.specs.job import Job
@@ -279,10 +281,67 @@ def test_a_framework_without_keys_refuses_by_name() -> None:
     target = Target(key_table("areal"), key_table("areal").versions[-1])
     with pytest.raises(ExportError, match="reward big: devices of its own"):
         scorer_settings(run, "areal", target)
-    twice = (ScorerRun("a", "teacher", "own", "Qwen3-14B", 2), ScorerRun("b", "teacher", "own", "Qwen3-8B", 2))
+    twice = (ScorerRun("a", "reward", "own", "Qwen3-14B", 2), ScorerRun("b", "judge", "own", "Qwen3-8B", 2))
     target = Target(key_table("verl"), "0.9")
-    with pytest.raises(ExportError, match="teacher b: a second of its kind"):
+    with pytest.raises(ExportError, match="judge b: a second of its kind"):
         scorer_settings(replace(run, scorers=twice), "verl", target)
+
+
+TEACHERS = [
+    {**TEACHER, "name": "small", "architecture": "Qwen3-8B", "devices": 1, "share": 0.5, "top_k": 8},
+    {**TEACHER, "name": "wide", "devices": 2, "share": 0.5, "top_k": 8, "layout": {"tensor_parallel": 2}},
+]
+
+
+def test_several_teachers_of_verl_have_an_entry_each_and_come_back(tmp_path: Any) -> None:
+    """They were planned and refused at export; the shipped entry `teacher_model` is dropped beside others (0.9.1)."""
+    pools = [
+        {"role": "rollout", "devices": 5, "layout": {"tensor_parallel": 1}, "settings": {"memory_fraction": 0.6}},
+        {"role": "trainer", "devices": 5, "layout": {"zero_stage": 3}, "settings": {"token_budget": 8192}},
+    ]
+    engines = {"settings": {"memory_fraction": 0.8, "max_running": 64}}
+    teachers = [{**each, **engines, "overlap": None} for each in TEACHERS]
+    words = {**JOB, "modes": ["colocated"], "trainer_backends": ["fsdp2"], "pools": pools, "scorers": teachers}
+    job = Job.model_validate({**words, "tasks": [{**TASK, "prompts_per_step": 40, "mini_batch": 40}]})
+    files = [f for f in write_job(job, None, tmp_path / "out") if f.suffix in (".yaml", ".sh")]
+    imported = import_config(files, "verl==0.9.1")
+    assert not imported.unknown and not imported.illegal
+    keys = {k.removeprefix("distillation."): v for k, v in imported.source.keys.items()}
+    assert (keys["nnodes"], keys["n_gpus_per_node"], keys["distillation_loss.loss_mode"]) == (1, 3, "forward_kl_topk")
+    # the widest first, so that replicas lie in nodes; a new entry has dummy weights unless it says otherwise
+    assert [keys[f"teacher_models.teacher_{n}.key"] for n in (1, 2)] == ["wide", "small"]
+    assert keys["teacher_models.teacher_2.inference.load_format"] == "auto"
+    back = job_of(imported, cluster="dgx_h100")
+    assert {(each.name, each.devices, each.share, each.top_k) for each in back.scorers} == {
+        ("small", (1,), 0.5, 8),
+        ("wide", (2,), 0.5, 8),
+    }
+    assert back.nodes == 1
+    assert predict_job(back).rl_step_s == pytest.approx(predict_job(job).rl_step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("scorers", "words"),
+    [
+        ([{**each, "share": 1.0} for each in TEACHERS], "one of its teachers, and share adds up to 2"),
+        ([TEACHERS[0]], "sends every sequence to its scorer, and share adds up to 0.5"),
+        ([TEACHERS[0], {**TEACHERS[1], "top_k": 1}], "one key for top_k"),
+        ([{"name": n, "kind": k} for n, k in (("a", "reward"), ("b", "judge"))], "scorers a, b: verl has keys for one"),
+    ],
+)
+def test_scorers_that_files_cannot_say_together_are_refused_before_planning(
+    scorers: list[dict[str, Any]], words: str
+) -> None:
+    job = Job.model_validate({**JOB, "pools": [], "modes": ["colocated"], "scorers": scorers})
+    with pytest.raises(SpecError, match=words):
+        ask(job, to_plan=True)
+
+
+def test_teachers_of_one_pool_fill_nodes_together() -> None:
+    """`distillation.nnodes` x `n_gpus_per_node` holds all of them: eight and four leave part of a node."""
+    facts, teachers = framework_facts("verl"), [Scorer.model_validate(each) for each in TEACHERS]
+    assert uneven_parts(facts, Split("colocated", 16, 16, (8, 4)), 8, teachers) == {"scorers": (12,)}
+    assert uneven_parts(facts, Split("colocated", 16, 16, (4, 4)), 8, teachers) == {}
 
 
 def test_open_placements_are_those_that_files_can_say() -> None:

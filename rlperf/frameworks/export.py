@@ -19,7 +19,7 @@ from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
 from rlperf.frameworks.run_all import RunAll, run_all_of
 from rlperf.frameworks.run_of import data_names, from_job, from_phase
-from rlperf.frameworks.scorer_keys import scorer_settings
+from rlperf.frameworks.scorer_keys import routed, scorer_settings
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.question.context import keys_of
@@ -188,7 +188,7 @@ def export_run(
     if run.scorers:
         beside = scorer_settings(run, adapter.name, target)
         kept = [s for s in emission.settings if not any(f"{new.key}.".startswith(f"{s.key}.") for new in beside)]
-        emission = replace(emission, settings=(*kept, *beside))
+        emission = replace(emission, settings=(*kept, *beside), limitations=(*emission.limitations, *routed(run)))
     readable, unreadable = checkpoints(adapted, adapter.name, target)
     emission = replace(emission, settings=(*emission.settings, *readable))
     unsaid = [*unreadable, *_unsaid(adapter, emission)]

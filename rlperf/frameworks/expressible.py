@@ -18,7 +18,7 @@ from rlperf.frameworks.old_policy import in_its_files
 from rlperf.frameworks.readback import USUAL
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Ref, RolloutRun, Run, TrainerRun, ref
-from rlperf.frameworks.scorer_keys import ways_of
+from rlperf.frameworks.scorer_keys import unsayable_scorers, ways_of
 from rlperf.plan.question.context import engine_named, keys_of, with_trainers
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -157,9 +157,14 @@ def _with_sayable_placements(job: Job, facts: FrameworkFacts) -> Job:
     for scorer in job.scorers:
         ways = [ways_of(scorer.kind, facts.name, target, together=together) for target in targets for together in modes]
         said = {way.placement for each in ways for way in each}
-        kept = tuple(placement for placement in scorer.placement if placement in said)
-        narrowed = kept and kept != scorer.placement
-        found.append(scorer.model_copy(update={"placement": kept}) if narrowed else scorer)
+        kept = tuple(placement for placement in scorer.placement if placement in said) or scorer.placement
+        stated = {name for each in ways for way in each for name in way.keys.values()}
+        layout = scorer.layout
+        if not layout.pipeline_parallel and "max_running" in stated and "pipeline_parallel" not in stated:
+            layout = layout.model_copy(update={"pipeline_parallel": (1,)})  # its engines have none either
+        if (kept, layout) != (scorer.placement, scorer.layout):
+            scorer = scorer.model_copy(update={"placement": kept, "layout": layout})
+        found.append(scorer)
     return job.model_copy(update={"scorers": tuple(found)})
 
 
@@ -195,6 +200,7 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
             message = f"{facts.name} {facts.version} has no key for partial rollouts (over_provision {asked_for})"
             hint = "its rl_steps wait for every response: leave it out, or name slime or miles"
             found.append(Problem(message, suggestion=hint))
+    found += unsayable_scorers(job.scorers, facts.name, [Target(table, facts.version, each) for each in facts.backends])
     spot = job.run.spot if job.run else None
     if spot is not None and spot.pools == "rollout" and not _says(job, facts, ELASTIC):
         message = (

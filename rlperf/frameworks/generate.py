@@ -21,6 +21,8 @@ from rlperf.specs.writer import write_atomic
 VERL_RELEASES = {"v0.4.1": "0.4", "v0.5.0": "0.5", "v0.6.1": "0.6", "v0.7.1": "0.7", "v0.8.0": "0.8", "v0.9.0": "0.9",
                  "main": "main"}  # fmt: skip
 VERL_TRAINERS = {"ppo_trainer": "fsdp2", "ppo_megatron_trainer": "megatron"}
+NAMED = {"verl": "distillation.teacher_models.teacher_model"}
+"""Sections of which users make more, under names of theirs."""
 Entry = tuple[str, str, str, str, str]
 """key, default as JSON, span, backend, kind"""
 
@@ -144,6 +146,7 @@ def table_text(framework: str, versions: Iterable[str], entries: Iterable[Entry]
         f"# {framework}: keys, defaults, first and last version. Generated: python -m rlperf.frameworks.generate DATA",
         f"# versions: {' '.join((*partial, *versions))}",
         *([f"# partial: {' '.join(partial)}"] if partial else []),
+        *([f"# named: {NAMED[framework]}"] if framework in NAMED else []),
     ]
     for section, group in groupby(rows, key=lambda row: row[0].rpartition(".")[0]):
         lines.append(f"[{section}]")

@@ -106,7 +106,7 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
         if isinstance(error, SpecError):
             raise
         raise SpecError(Problem(f"a value has the wrong type for {adapter.title}: {error}", file)) from error
-    scorers, read = read_scorers(adapter.name, source.keys)
+    scorers, read = read_scorers(adapter.name, source.keys, target.defaults(target.backend))
     unknown, illegal = check_keys(source, target)
     theirs = {*others, "optim"} if (others := other_trainers(run)) else set()
     unread = tuple(each for each in unknown if theirs & set(each.key.split(".")))

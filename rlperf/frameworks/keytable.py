@@ -9,6 +9,9 @@ Form of a table (package data ``facts/<framework>.tsv``)::
 
 Columns: key below the section, default as JSON (empty: the key is optional and has none), first and last version
 (empty: all), backend (empty: every one), type as the framework's own source states it (empty: the default's).
+
+``# named: a.b`` says that users give ``a`` more sections like ``b``, under names of theirs; ``# free: a.`` that any key
+may begin so.
 """
 
 from __future__ import annotations
@@ -92,6 +95,7 @@ class KeyTable:
     versions: tuple[str, ...]
     rows: tuple[_Row, ...]
     free_prefixes: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     partial: frozenset[str] = frozenset()
     """Releases of which only what changed is known: a key that is not found may be one of theirs."""
     _views: dict[tuple[int, str], dict[str, KeySpec]] = field(default_factory=dict, compare=False, repr=False)
@@ -147,6 +151,10 @@ class KeyTable:
         keys = self.keys(version, backend)
         if key in keys:
             return keys[key]
+        for section in self.named:
+            there = section.rpartition(".")[0] + "."
+            if key.startswith(there) and not key.startswith(section + "."):
+                return self.find(f"{section}.{key.removeprefix(there).partition('.')[2]}", version, backend)
         parent = key
         while "." in parent:
             parent = parent.rpartition(".")[0]
@@ -209,6 +217,7 @@ def parse_table(text: str, framework: str) -> KeyTable:
     """A table from its text."""
     versions: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
     section = ""
     rows: list[_Row] = []
@@ -219,6 +228,8 @@ def parse_table(text: str, framework: str) -> KeyTable:
             partial = tuple(line.partition(":")[2].split())
         elif line.startswith("# free:"):
             free = tuple(line.partition(":")[2].split())
+        elif line.startswith("# named:"):
+            named = tuple(line.partition(":")[2].split())
         elif line.startswith("["):
             section = line[1:-1] + "." if len(line) > 2 else ""
         elif line and not line.startswith("#"):
@@ -227,7 +238,7 @@ def parse_table(text: str, framework: str) -> KeyTable:
                 rows.append(_row(section + name, default, span, backend, kind, versions))
             except ValueError as error:  # no listed version, or a default that is no JSON
                 raise SpecError(Problem(f"{name}: {error}", f"{framework}.tsv", number)) from error
-    return KeyTable(framework, versions, tuple(rows), free, frozenset(partial))
+    return KeyTable(framework, versions, tuple(rows), free, named, frozenset(partial))
 
 
 def _row(key: str, default: str, span: str, backend: str, kind: str, versions: tuple[str, ...]) -> _Row:

@@ -19,13 +19,13 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 import numpy as np
 
 from rlperf.cost.stage_ends import stated_ends_fit
+from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import architecture_group
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, ModeTraits
-from rlperf.specs.pool import LayoutForm, Offload, Placement, Recompute, SettingsForm
+from rlperf.specs.pool import LayoutForm, Offload, Recompute, SettingsForm
 from rlperf.specs.rl_calibration import Transport
-from rlperf.specs.scorer import ScorerKind
 
 Value = Any
 
@@ -200,23 +200,6 @@ class Ref:
 
 
 Changes = Mapping[Ref, Value]
-
-
-@dataclass(frozen=True)
-class ScorerRun:
-    """A teacher, reward model or judge beside the pools; 0 devices: those of the trainer."""
-
-    name: str
-    kind: ScorerKind
-    placement: Placement
-    architecture: str
-    devices: int
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int = 1
-    memory_fraction: float | None = None
-    max_running: int | None = None
-    top_k: int = 1
 
 
 @dataclass(frozen=True)

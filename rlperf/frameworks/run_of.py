@@ -11,7 +11,8 @@ from typing import TypeVar
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.old_policy import usual
-from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, ScorerRun, TrainerRun, Value
+from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, Value
+from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.context import with_trainers
 from rlperf.plan.question.demand import LengthSource
@@ -19,6 +20,7 @@ from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import LayoutChoice, PoolSettings, PoolSpec, Role
+from rlperf.specs.profiles import load_cluster
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.short_job import task_name
 from rlperf.specs.trainer_calibration import load_trainer
@@ -88,9 +90,12 @@ def _scorer(plan: ScorerPlan, job: Job, policy: str) -> ScorerRun:
         tensor_parallel=plan.layout.tensor_parallel,
         pipeline_parallel=plan.layout.pipeline_parallel,
         data_parallel=plan.layout.data_parallel,
+        attention_data_parallel=plan.layout.attention_data_parallel,
+        expert_parallel=plan.layout.expert_parallel,
         memory_fraction=plan.settings.memory_fraction,
         max_running=plan.settings.max_running,
         top_k=stated.top_k,
+        share=stated.share,
     )
 
 
@@ -104,13 +109,14 @@ def _pinned_scorer(scorer: Scorer, policy: str, problems: list[Problem]) -> Scor
     stated = {**scorer.layout.stated(), **scorer.settings.stated()}
     given = {each.name: stated[each.name] for each in fields(ScorerRun) if each.name in stated}
     return ScorerRun(
-        scorer.name, scorer.kind, placement, scorer.architecture or policy, devices, top_k=scorer.top_k, **given
-    )
+        *(scorer.name, scorer.kind, placement, scorer.architecture or policy, devices),
+        top_k=scorer.top_k, share=scorer.share, **given,
+    )  # fmt: skip
 
 
 def _to_scorer(run: ScorerRun) -> dict[str, Value]:
     """A scorer as it stands in a job file."""
-    layout = {"tensor_parallel": run.tensor_parallel, "pipeline_parallel": run.pipeline_parallel}
+    degrees = ("tensor_parallel", "pipeline_parallel", "attention_data_parallel", "expert_parallel")
     settings = {"memory_fraction": run.memory_fraction, "max_running": run.max_running}
     return {
         "name": run.name,
@@ -119,7 +125,8 @@ def _to_scorer(run: ScorerRun) -> dict[str, Value]:
         "placement": run.placement,
         "devices": run.devices or None,
         "top_k": run.top_k,
-        "layout": layout,
+        "share": run.share,
+        "layout": {name: getattr(run, name) for name in degrees},
         "settings": {name: value for name, value in settings.items() if value is not None},
     }
 
@@ -272,7 +279,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "name": name,
             "architecture": run.architecture,
             "cluster": cluster,
-            "nodes": run.nodes,
+            "nodes": _nodes_of(run, cluster),
             "algorithm": run.algorithm,
             "reference": run.reference,
             "old_policy": None if as_usual else run.old_policy,
@@ -287,6 +294,13 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "scorers": [_to_scorer(scorer) for scorer in run.scorers],
         }
     )
+
+
+def _nodes_of(run: Run, cluster: str) -> int:
+    """Nodes of a run, and of scorers that have devices beside those that its pools count."""
+    if not (beside := sum(scorer.devices for scorer in run.scorers if scorer.placement == "own")):
+        return run.nodes
+    return max(run.nodes, -(-(run.devices + beside) // load_cluster(cluster).devices_per_node))
 
 
 def _pool_spec(role: Role, pool: PoolRun) -> dict[str, Value]:

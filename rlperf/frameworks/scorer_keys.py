@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from rlperf.errors import ExportError
-from rlperf.frameworks.adapter import node_shape
+from rlperf.errors import ExportError, Problem
+from rlperf.frameworks.adapter import Limitation, node_shape
 from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.hub import hub_name
-from rlperf.frameworks.run import Run, ScorerRun, Value
+from rlperf.frameworks.run import Run, Value
+from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.specs.pool import Placement
-from rlperf.specs.scorer import ScorerKind
+from rlperf.specs.scorer import Scorer, ScorerKind
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,10 @@ class ScorerKeys:
     ----------
     kinds : that it takes; an import takes the first
     switch : keys with the values that say that it is there; an import asks for all of them
-    keys : key -> what of `ScorerRun` it states (``nodes`` and ``node_devices``: its devices by node)
+    keys : key -> what of `ScorerRun` it states, or one of the words of `_words`
     together : whether only where one switch puts all roles on the trainer's devices, or only elsewhere; None: both
+    entry : what the keys of the only scorer begin with, where several have an entry each under other names: every
+        sequence then goes to the one whose ``key`` its row of the data names, on devices that they have together
     """
 
     kinds: tuple[ScorerKind, ...]
@@ -31,6 +34,7 @@ class ScorerKeys:
     switch: Mapping[str, Value]
     keys: Mapping[str, str] = field(default_factory=dict)
     together: bool | None = None
+    entry: str = ""
 
     def in_version(self, target: Target) -> bool:
         """Whether a version has the keys that say who it is."""
@@ -38,31 +42,108 @@ class ScorerKeys:
             target.has(key) for key in (*self.switch, *(k for k, name in self.keys.items() if name == "checkpoint"))
         )
 
-    def settings(self, scorer: ScorerRun, per_node: int) -> list[Setting] | None:
-        """All settings of one scorer; None where its devices fill no whole nodes."""
-        shape = node_shape(scorer.devices, per_node)
-        if shape is None:
+    def settings(self, scorers: Sequence[ScorerRun], target: Target, per_node: int) -> list[Setting] | None:
+        """All settings of its scorers; None where their devices fill no whole nodes, or it has room for one alone."""
+        shape = node_shape(sum(scorer.devices for scorer in scorers), per_node)
+        if shape is None or (len(scorers) > 1 and not self.entry):
             return None
-        words = {"nodes": shape[0], "node_devices": shape[1], "checkpoint": hub_name(scorer.architecture)}
-        given = {key: words[name] if name in words else getattr(scorer, name) for key, name in self.keys.items()}
-        whole = {**self.switch, **{key: value for key, value in given.items() if value is not None}}
-        return [Setting(key, value, f"scorer {scorer.name}") for key, value in whole.items()]
+        pool = {"nodes": shape[0], "node_devices": shape[1]}
+        if len(scorers) == 1:
+            return [*self._states(scorers[0], {**self.switch, **self._given(scorers[0], pool)})]
+        # in verl's teacher_model.py replicas lie in nodes by their order: the widest first
+        ordered = sorted(scorers, key=lambda one: -one.tensor_parallel * one.pipeline_parallel)
+        own = [self._given(one, pool) for one in ordered]
+        shared = {key: value for key, value in own[0].items() if not key.startswith(self.entry)}
+        found = [*self._states(ordered[0], {**self.switch, **shared})]
+        keys = target.table.keys(target.version, target.backend)
+        # a new entry has the defaults of its classes, not those of the one that the files ship (dummy weights!)
+        shipped = {k: v for k, v in target.defaults(target.backend).items()
+                   if k.startswith(self.entry) and not keys[k].open_map}  # fmt: skip
+        for number, (one, given) in enumerate(zip(ordered, own, strict=True), 1):
+            stated = {**shipped, **given, f"{self.entry}key": one.name}
+            there = f"{self.entries}{one.kind}_{number}."
+            renamed = {there + key.removeprefix(self.entry): v for key, v in stated.items() if key not in shared}
+            found += self._states(one, renamed)
+        return found
 
-    def read(self, keys: Mapping[str, Value]) -> ScorerRun | None:
-        """The scorer that a file states; None where it states none."""
+    @property
+    def entries(self) -> str:
+        """What the keys of all entries begin with."""
+        return self.entry[:-1].rpartition(".")[0] + "."
+
+    def _given(self, scorer: ScorerRun, pool: Mapping[str, Value]) -> dict[str, Value]:
+        """What its keys state of one scorer."""
+        words = {**pool, **_words(scorer)}
+        given = {key: words[name] if name in words else getattr(scorer, name) for key, name in self.keys.items()}
+        return {key: value for key, value in given.items() if value is not None}
+
+    @staticmethod
+    def _states(scorer: ScorerRun, given: Mapping[str, Value]) -> Iterator[Setting]:
+        return (Setting(key, value, f"scorer {scorer.name}") for key, value in given.items() if key)
+
+    def read(self, keys: Mapping[str, Value]) -> list[ScorerRun]:
+        """The scorers that a file states, its version's defaults among the keys."""
         if not all(key in keys and str(keys[key]).lower() == str(value).lower() for key, value in self.switch.items()):
-            return None
-        stated = {name: keys[key] for key, name in self.keys.items() if keys.get(key) is not None}
+            return []
+        names = dict.fromkeys(k.removeprefix(self.entries).partition(".")[0] for k in keys if self._is_entry(k))
+        if not names:
+            return [self._read(keys, self.kinds[0])]
+        found = []
+        for name in names:
+            there = f"{self.entries}{name}."
+            own = {self.entry + key.removeprefix(there): v for key, v in keys.items() if key.startswith(there)}
+            one = self._read({**keys, **own}, str(own.get(f"{self.entry}key", name)))
+            width = one.tensor_parallel * one.pipeline_parallel
+            found.append(replace(one, devices=one.data_parallel * width, share=1.0 / len(names)))
+        return found
+
+    def _is_entry(self, key: str) -> bool:
+        """Whether it is one of an entry beside the shipped one, which is then not heeded."""
+        return bool(self.entry) and key.startswith(self.entries) and not key.startswith(self.entry)
+
+    def used(self, keys: Mapping[str, Value]) -> set[str]:
+        """Keys of a file that state its scorers."""
+        known = {*self.switch, *self.keys, *([f"{self.entry}key"] if self.entry else [])}
+        return {key for key in keys if key in known or self._is_entry(key)}
+
+    def _read(self, keys: Mapping[str, Value], name: str) -> ScorerRun:
+        stated = {
+            name: keys[key] for key, name in self.keys.items()
+            if keys.get(key) is not None and "${" not in str(keys[key])
+        }  # fmt: skip
         devices = int(stated.pop("nodes", 1)) * int(stated.pop("node_devices", 0))
         architecture = str(stated.pop("checkpoint", ""))
+        if "topk" not in str(stated.pop("loss", "topk")):
+            stated.pop("top_k", None)
         numbers = {name: float(v) if name == "memory_fraction" else int(v) for name, v in stated.items()}
-        return ScorerRun(self.kinds[0], self.kinds[0], self.placement, architecture, devices, **numbers)  # type: ignore[arg-type]
+        if width := numbers.pop("width", None):
+            numbers["tensor_parallel"] = int(width * numbers.get("attention_data_parallel", 1))
+        return ScorerRun(name, self.kinds[0], self.placement, architecture, devices, **numbers)  # type: ignore[arg-type]
+
+
+def _words(scorer: ScorerRun) -> dict[str, Value]:
+    """What keys state of a scorer in words of their own, beside its nodes.
+
+    ``width`` : devices of a tensor-parallel group, where requests are split between several groups of a replica
+    ``loss`` : verl's, of which one alone asks for several log-probabilities
+    """
+    several = scorer.top_k > 1
+    return {
+        "checkpoint": hub_name(scorer.architecture),
+        "width": scorer.tensor_parallel // scorer.attention_data_parallel,
+        "loss": "forward_kl_topk" if several else None,
+        "top_k": scorer.top_k if several else None,
+    }
+
+
+SHARES = 0.01
+"""How far shares that add up to 1 may be off it, as 0.33 of three are."""
 
 
 def _engine(prefix: str) -> dict[str, str]:
     """verl's words for an engine."""
     return {
-        f"{prefix}tensor_model_parallel_size": "tensor_parallel",
+        f"{prefix}tensor_model_parallel_size": "width",
         f"{prefix}gpu_memory_utilization": "memory_fraction",
         f"{prefix}max_num_seqs": "max_running",
     }
@@ -86,11 +167,15 @@ SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
             {
                 "distillation.nnodes": "nodes",
                 "distillation.n_gpus_per_node": "node_devices",
+                "distillation.distillation_loss.loss_mode": "loss",
                 "distillation.distillation_loss.topk": "top_k",
                 f"{_TEACHER}model_path": "checkpoint",
                 f"{_TEACHER}num_replicas": "data_parallel",
                 **_engine(f"{_TEACHER}inference."),
+                f"{_TEACHER}inference.data_parallel_size": "attention_data_parallel",
+                f"{_TEACHER}inference.expert_parallel_size": "expert_parallel",
             },
+            entry=_TEACHER,
         ),
         ScorerKeys(
             ("reward", "judge"),
@@ -158,10 +243,11 @@ def scorer_settings(run: Run, framework: str, target: Target) -> list[Setting]:
     ExportError : a scorer that no key of this version states, by its name
     """
     found: list[Setting] = []
-    for scorer in run.scorers:
+    for scorers in _alike(run, framework, target):
+        scorer = scorers[0]
         ways = {way.placement: way for way in ways_of(scorer.kind, framework, target, together=run.together)}
         way = ways.get(scorer.placement)
-        made = way.settings(scorer, run.devices_per_node) if way else None
+        made = way.settings(scorers, target, run.devices_per_node) if way else None
         taken = {setting.key for setting in found}
         if made is None or any(not target.has(s.key) or s.key in taken for s in made):
             where = "devices of its own" if scorer.placement == "own" else "the trainer's devices"
@@ -175,13 +261,61 @@ def scorer_settings(run: Run, framework: str, target: Target) -> list[Setting]:
     return found
 
 
-def read_scorers(framework: str, keys: Mapping[str, Value]) -> tuple[tuple[ScorerRun, ...], frozenset[str]]:
-    """Scorers that a file's own keys state, and those keys."""
+def routed(run: Run) -> tuple[Limitation, ...]:
+    """What only the rows of the data say: which teacher scores a row; an import takes equal shares."""
+    shares = ", ".join(f"{one.name} {one.share:g}" for one in run.scorers if one.share < 1.0)
+    if not shares:
+        return ()
+    return (
+        Limitation(f"shares of sequences ({shares})", "a key each", "rows name it: data_source, as teacher_key says"),
+    )
+
+
+def _alike(run: Run, framework: str, target: Target) -> list[list[ScorerRun]]:
+    """The scorers of a run: those together that have an entry each, each other by itself."""
+    found: dict[object, list[ScorerRun]] = {}
+    for scorer in run.scorers:
+        ways = ways_of(scorer.kind, framework, target, together=run.together)
+        way = next((way for way in ways if way.placement == scorer.placement), None)
+        found.setdefault(scorer.kind if way and way.entry else scorer.name, []).append(scorer)
+    return [*found.values()]
+
+
+def unsayable_scorers(scorers: Sequence[Scorer], framework: str, targets: Sequence[Target]) -> list[Problem]:
+    """What a job states of its scorers together and no file can, where the framework has keys for each by itself."""
+    found, of_keys = [], dict[frozenset[str], list[Scorer]]()
+    ways_by_keys: dict[frozenset[str], list[ScorerKeys]] = {}
+    for scorer in scorers:
+        ways = [w for t in targets for both in (False, True) for w in ways_of(scorer.kind, framework, t, together=both)]
+        keys = frozenset(key for way in ways for key, name in way.keys.items() if name == "checkpoint")
+        if keys:
+            of_keys.setdefault(keys, []).append(scorer)
+            ways_by_keys[keys] = ways
+    for keys, alike in of_keys.items():
+        names, shares = ", ".join(each.name for each in alike), sum(each.share for each in alike)
+        if len(alike) > 1 and not any(way.entry for way in ways_by_keys[keys]):
+            message = f"scorers {names}: {framework} has keys for one of them"
+            found.append(Problem(message, suggestion="leave one, or name another framework"))
+        elif abs(shares - 1.0) > SHARES:
+            one = "each sequence to one of its teachers" if len(alike) > 1 else "every sequence to its scorer"
+            message = (
+                f"scorer{'s' * (len(alike) > 1)} {names}: {framework} sends {one}, and share adds up to {shares:g}"
+            )
+            found.append(Problem(message, suggestion="let share add up to 1"))
+        elif len({each.top_k for each in alike}) > 1:
+            message = f"scorers {names}: {framework} has one key for top_k, and they differ in it"
+            found.append(Problem(message, suggestion="give all of them the same"))
+    return found
+
+
+def read_scorers(
+    framework: str, keys: Mapping[str, Value], defaults: Mapping[str, Value]
+) -> tuple[tuple[ScorerRun, ...], frozenset[str]]:
+    """Scorers that a file's own keys state over its version's ``defaults``, and those keys."""
     found: list[ScorerRun] = []
     used: set[str] = set()
     for way in SCORER_KEYS.get(framework, ()):
-        scorer = way.read(keys) if way.switch else None
-        if scorer is not None:
-            found.append(scorer)
-            used |= {*way.switch, *(key for key in way.keys if key in keys)}
+        if way.switch and (scorers := way.read({**defaults, **keys})):
+            found += scorers
+            used |= way.used(keys)
     return tuple(found), frozenset(used)

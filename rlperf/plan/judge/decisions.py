@@ -374,7 +374,7 @@ def _pinned(context: Context, task: TaskContext, facts: FrameworkFacts | None) -
 def _uneven(context: Context, facts: FrameworkFacts) -> list[str]:
     """What leaves part of a node in every split of the devices, where files count devices by node."""
     per_node = context.cluster.devices_per_node
-    found = [uneven_parts(facts, split, per_node) for split in splits(context)]
+    found = [uneven_parts(facts, split, per_node, context.job.scorers) for split in splits(context)]
     always = [part for part in facts.whole_nodes if found and all(part in uneven for uneven in found)]
     counts = {part: sorted({count for uneven in found for count in uneven[part]}) for part in always}
     return [

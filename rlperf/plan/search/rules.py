@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +19,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts, NodeCounted, architecture_group
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
+from rlperf.specs.scorer import Scorer
 
 
 def batch_names(batch: Batch) -> SimpleNamespace:
@@ -55,10 +58,20 @@ def node_flags(facts: FrameworkFacts, part: NodeCounted, devices: IntArray, per_
     return np.where(uneven, int(Reject.FRAMEWORK), 0)
 
 
-def uneven_parts(facts: FrameworkFacts, split: Split, per_node: int) -> dict[NodeCounted, tuple[int, ...]]:
-    """Parts of a split that leave part of a node, where files count devices by node, with their devices."""
+def uneven_parts(
+    facts: FrameworkFacts, split: Split, per_node: int, scorers: Sequence[Scorer] = ()
+) -> dict[NodeCounted, tuple[int, ...]]:
+    """Parts of a split that leave part of a node, where files count devices by node, with their devices.
+
+    ``scorers`` : of the job; several of a kind are stated as one pool
+    """
+    of_kind: dict[str, int] = {}
+    for number, (scorer, devices) in enumerate(zip_longest(scorers, split.scorers)):
+        kind = scorer.kind if scorer else str(number)
+        of_kind[kind] = of_kind.get(kind, 0) + devices
     parts: dict[NodeCounted, tuple[int, ...]] = {
-        "rollout": (split.rollout,), "trainer": (split.trainer,), "scorers": split.scorers, "cluster": (split.total,)
+        "rollout": (split.rollout,), "trainer": (split.trainer,), "scorers": tuple(of_kind.values()),
+        "cluster": (split.total,),
     }  # fmt: skip
     flags = {
         part: node_flags(facts, part, np.array(counts, dtype=np.int64), per_node) for part, counts in parts.items()
@@ -101,7 +114,7 @@ def pair_rule_flags(
 ) -> IntArray:  # fmt: skip
     """`Reject.FRAMEWORK` where a rule that speaks of the rollout, alone or with the trainer, is broken ``[pairs]``."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
-    uneven = uneven_parts(facts, split, devices_per_node)
+    uneven = uneven_parts(facts, split, devices_per_node, job.scorers)
     flags = np.full(len(pairs), int(Reject.FRAMEWORK) if uneven else 0, dtype=np.int64)
     engine = rollout.layout.take(r)
     names = {

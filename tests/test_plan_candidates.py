@@ -59,6 +59,16 @@ def test_experts_go_over_the_whole_replica_or_nowhere() -> None:
     assert all(row["expert_parallel"] in (1, row["tensor_parallel"]) for row in _kept(layout, flags))
 
 
+def test_engines_cut_experts_that_they_do_not_spread_into_whole_columns() -> None:
+    """Kimi-K2 on 384 devices was planned with engines of 48, a width of 2,048 / 48: vLLM and SGLang refuse it."""
+    layout, flags = rollout_layouts(Shape(load_architecture("Kimi-K2"), 384, 8, 18432), _pool("rollout"))
+    assert {row["tensor_parallel"] for row in _kept(layout, flags)} == {1, 2, 4, 8, 16, 32, 64}
+    odd = MOE.model_copy(update={"experts": Experts(count=16, active=2, hidden=36)})
+    layout, flags = rollout_layouts(Shape(odd, 8, 8, 1024), _pool("rollout"))
+    rows = {(row["tensor_parallel"], row["expert_parallel"]) for row in _kept(layout, flags)}
+    assert (8, 8) in rows and (8, 1) not in rows and (4, 1) in rows
+
+
 def test_pinned_degrees_are_kept_and_judged() -> None:
     layout, flags = rollout_layouts(Shape(DENSE, 8, 8, 1024), _pool("rollout", tensor_parallel=3))
     assert layout.size >= 1

@@ -20,7 +20,7 @@ from rlperf.cost.moe import (
 from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
 from rlperf.cost.roofline import as_float, gemm_s, sheet_flop_per_s, small_op_s, stream_s
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice, expert_share
-from rlperf.layout import FloatArray
+from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.architecture import Experts
 
 UNGATED = ("trtllm_nongated",)
@@ -50,6 +50,10 @@ class Moe(Layer):
             down = Matrix("latent experts", h, moe.latent_hidden, "copied")
             found += (down, Matrix("latent experts", moe.latent_hidden, h, "copied"))
         return found
+
+    def divides(self, heads: IntArray, tensor: IntArray) -> BoolArray:
+        """The shared experts' width; routed ones are cut by what they are not spread over."""
+        return np.asarray(self.experts.shared_hidden % tensor == 0)
 
     @property
     def routing(self) -> Routing:

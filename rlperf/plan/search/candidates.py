@@ -126,7 +126,8 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
     flags |= np.where(heads_divide(arch, tp // adp, tp), 0, int(Reject.HEADS))
     flags |= np.where(pp > arch.layers, int(Reject.LAYERS), 0)
     flags |= np.where(tp > shape.domain * adp, int(Reject.NODE), 0)
-    flags |= _expert_flags(arch, ep, np.ones_like(ep), tp)
+    cut = np.maximum(tp // ep, 1) if moe else np.ones_like(ep)  # of experts that are not spread
+    flags |= _expert_flags(arch, ep, cut, tp)
     # A pipeline inside one domain only adds bubbles to what tensor parallelism already offers.
     if not choice.pipeline_parallel:
         flags |= np.where((pp > 1) & (tp < shape.domain), int(Reject.LAYERS), 0)

@@ -21,7 +21,7 @@ from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
-from rlperf.frameworks.scorer_keys import scorer_settings
+from rlperf.frameworks.scorer_keys import misled, read_scorers, scorer_settings
 from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.plan.answer.baseline import Defaults, _Judged, pinned_to
 from rlperf.plan.judge.evaluate import Evaluation, Judge
@@ -288,7 +288,7 @@ def test_a_framework_without_keys_refuses_by_name() -> None:
 
 
 TEACHERS = [
-    {**TEACHER, "name": "small", "architecture": "Qwen3-8B", "devices": 1, "share": 0.5, "top_k": 8},
+    {**TEACHER, "name": "small", "architecture": "Qwen3-8B", "devices": 2, "share": 0.5, "top_k": 8},
     {**TEACHER, "name": "wide", "devices": 2, "share": 0.5, "top_k": 8, "layout": {"tensor_parallel": 2}},
 ]
 
@@ -296,8 +296,8 @@ TEACHERS = [
 def test_several_teachers_of_verl_have_an_entry_each_and_come_back(tmp_path: Any) -> None:
     """They were planned and refused at export; the shipped entry `teacher_model` is dropped beside others (0.9.1)."""
     pools = [
-        {"role": "rollout", "devices": 5, "layout": {"tensor_parallel": 1}, "settings": {"memory_fraction": 0.6}},
-        {"role": "trainer", "devices": 5, "layout": {"zero_stage": 3}, "settings": {"token_budget": 8192}},
+        {"role": "rollout", "devices": 4, "layout": {"tensor_parallel": 1}, "settings": {"memory_fraction": 0.6}},
+        {"role": "trainer", "devices": 4, "layout": {"zero_stage": 3}, "settings": {"token_budget": 8192}},
     ]
     engines = {"settings": {"memory_fraction": 0.8, "max_running": 64}}
     teachers = [{**each, **engines, "overlap": None} for each in TEACHERS]
@@ -307,17 +307,41 @@ def test_several_teachers_of_verl_have_an_entry_each_and_come_back(tmp_path: Any
     imported = import_config(files, "verl==0.9.1")
     assert not imported.unknown and not imported.illegal
     keys = {k.removeprefix("distillation."): v for k, v in imported.source.keys.items()}
-    assert (keys["nnodes"], keys["n_gpus_per_node"], keys["distillation_loss.loss_mode"]) == (1, 3, "forward_kl_topk")
+    assert (keys["nnodes"], keys["n_gpus_per_node"], keys["distillation_loss.loss_mode"]) == (1, 4, "forward_kl_topk")
     # the widest first, so that replicas lie in nodes; a new entry has dummy weights unless it says otherwise
     assert [keys[f"teacher_models.teacher_{n}.key"] for n in (1, 2)] == ["wide", "small"]
+    assert [keys[f"teacher_models.teacher_{n}.num_replicas"] for n in (1, 2)] == [1, 2]
     assert keys["teacher_models.teacher_2.inference.load_format"] == "auto"
     back = job_of(imported, cluster="dgx_h100")
     assert {(each.name, each.devices, each.share, each.top_k) for each in back.scorers} == {
-        ("small", (1,), 0.5, 8),
+        ("small", (2,), 0.5, 8),
         ("wide", (2,), 0.5, 8),
     }
     assert back.nodes == 1
     assert predict_job(back).rl_step_s == pytest.approx(predict_job(job).rl_step_s, rel=1e-9)
+
+
+def test_what_a_file_says_of_teachers_and_verl_does_otherwise_is_told() -> None:
+    """An entry of the shipped name is dropped beside others, and pools of another size are refused (0.9.1)."""
+    there, own = "distillation.teacher_models.", "inference.tensor_model_parallel_size"
+    keys = {
+        "distillation.enabled": True, "distillation.nnodes": 1, "distillation.n_gpus_per_node": 8,
+        **{f"{there}t{n}.{key}": value for n in (1, 2) for key, value in
+           {"key": f"d{n}", "model_path": "Qwen/Qwen3-8B", "num_replicas": n, own: 2}.items()},
+    }  # fmt: skip
+    scorers, used = read_scorers("verl", keys, Target(key_table("verl"), "0.9").defaults())
+    assert [(each.name, each.devices, each.tensor_parallel) for each in scorers] == [("d1", 2, 2), ("d2", 4, 2)]
+    assert used == set(keys)
+    assert misled("verl", keys, scorers) == {
+        "distillation.nnodes": (True, "1 x 8 devices, where replicas of all entries take 6")
+    }
+    shipped = f"{there}teacher_model.model_path"
+    assert not misled("verl", {**keys, "distillation.n_gpus_per_node": 6, shipped: "Qwen/Qwen3-4B"}, scorers)[shipped][
+        0
+    ]
+    assert key_table("verl").find(f"{there}t1.model_path", "0.9") and not key_table("verl").find(
+        f"{there}t1.pat", "0.9"
+    )
 
 
 @pytest.mark.parametrize(

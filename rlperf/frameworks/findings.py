@@ -17,6 +17,7 @@ from rlperf.frameworks.imports import Imported, other_trainers
 from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
+from rlperf.frameworks.scorer_keys import misled
 from rlperf.plan.answer.plan import Prediction
 from rlperf.sim.rl_step.engine import FEW_LONGEST
 from rlperf.specs.framework import versions_of
@@ -281,6 +282,10 @@ def _key_findings(imported: Imported) -> list[Finding]:
         if keys.get(key) in values and keys.get(unless) in (None, *values):
             message = f"{why}, which is not counted"
             found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
+    for key, (refused, why) in misled(imported.adapter.name, keys, run.scorers).items():
+        when = "launch" if refused else "never"
+        where = imported.where(key)
+        found.append(Finding("error" if refused else "warning", key, why, "", when, where, rule="scorers"))
     for key, why in getattr(run.facts, "beside", ()):
         found.append(Finding("hint", key, why, "", "never", imported.where(key), rule="uncounted"))
     unknown = {item.key for item in imported.unknown}

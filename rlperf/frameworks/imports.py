@@ -102,11 +102,11 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     source = _with_names(source, target)
     try:
         run, understood = read_run(adapter, source, target)
+        scorers, read = read_scorers(adapter.name, source.keys, target.defaults(target.backend))
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, SpecError):
             raise
         raise SpecError(Problem(f"a value has the wrong type for {adapter.title}: {error}", file)) from error
-    scorers, read = read_scorers(adapter.name, source.keys, target.defaults(target.backend))
     unknown, illegal = check_keys(source, target)
     theirs = {*others, "optim"} if (others := other_trainers(run)) else set()
     unread = tuple(each for each in unknown if theirs & set(each.key.split(".")))

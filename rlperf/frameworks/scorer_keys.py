@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from rlperf.errors import ExportError, Problem
 from rlperf.frameworks.adapter import Limitation, node_shape
@@ -131,6 +132,7 @@ def _words(scorer: ScorerRun) -> dict[str, Value]:
     return {
         "checkpoint": hub_name(scorer.architecture),
         "width": scorer.tensor_parallel // scorer.attention_data_parallel,
+        "data_parallel": max(scorer.devices // (scorer.tensor_parallel * scorer.pipeline_parallel), 1),
         "loss": "forward_kl_topk" if several else None,
         "top_k": scorer.top_k if several else None,
     }
@@ -305,6 +307,26 @@ def unsayable_scorers(scorers: Sequence[Scorer], framework: str, targets: Sequen
         elif len({each.top_k for each in alike}) > 1:
             message = f"scorers {names}: {framework} has one key for top_k, and they differ in it"
             found.append(Problem(message, suggestion="give all of them the same"))
+    return found
+
+
+def misled(framework: str, keys: Mapping[str, Value], scorers: Sequence[ScorerRun]) -> dict[str, tuple[bool, str]]:
+    """Keys of a file that state its scorers otherwise than they run: whether it is refused at launch, and why.
+
+    Both by verl's workers/config/distillation.py (0.9.1).
+    """
+    found: dict[str, tuple[bool, str]] = {}
+    for way in SCORER_KEYS.get(framework, ()):
+        here = [scorer for scorer in scorers if scorer.kind in way.kinds]
+        if not here or not any(map(way._is_entry, keys)):
+            continue
+        why = "is dropped beside entries of other names: give it one, too"
+        found |= {key: (False, why) for key in keys if way.entry and key.startswith(way.entry)}
+        count = {name: key for key, name in way.keys.items() if name in ("nodes", "node_devices")}
+        stated = [keys[key] for key in count.values() if isinstance(keys.get(key), int)]
+        if len(stated) == len(count) and (total := sum(scorer.devices for scorer in here)) != prod(stated):
+            words = " x ".join(map(str, stated))
+            found[count["nodes"]] = True, f"{words} devices, where replicas of all entries take {total}"
     return found
 
 

@@ -86,7 +86,7 @@ class ScorerKeys:
         """The scorers that a file states, its version's defaults among the keys."""
         if not all(key in keys and str(keys[key]).lower() == str(value).lower() for key, value in self.switch.items()):
             return []
-        names = dict.fromkeys(k.removeprefix(self.entries).partition(".")[0] for k in keys if self._is_entry(k))
+        names = dict.fromkeys(k.removeprefix(self.entries).partition(".")[0] for k in keys if self.is_entry(k))
         if not names:
             return [self._read(keys, self.kinds[0])]
         found = []
@@ -98,14 +98,14 @@ class ScorerKeys:
             found.append(replace(one, devices=one.data_parallel * width, share=1.0 / len(names)))
         return found
 
-    def _is_entry(self, key: str) -> bool:
+    def is_entry(self, key: str) -> bool:
         """Whether it is one of an entry beside the shipped one, which is then not heeded."""
         return bool(self.entry) and key.startswith(self.entries) and not key.startswith(self.entry)
 
     def used(self, keys: Mapping[str, Value]) -> set[str]:
         """Keys of a file that state its scorers."""
         known = {*self.switch, *self.keys, *([f"{self.entry}key"] if self.entry else [])}
-        return {key for key in keys if key in known or self._is_entry(key)}
+        return {key for key in keys if key in known or self.is_entry(key)}
 
     def _read(self, keys: Mapping[str, Value], name: str) -> ScorerRun:
         stated = {
@@ -318,7 +318,7 @@ def misled(framework: str, keys: Mapping[str, Value], scorers: Sequence[ScorerRu
     found: dict[str, tuple[bool, str]] = {}
     for way in SCORER_KEYS.get(framework, ()):
         here = [scorer for scorer in scorers if scorer.kind in way.kinds]
-        if not here or not any(map(way._is_entry, keys)):
+        if not here or not any(map(way.is_entry, keys)):
             continue
         why = "is dropped beside entries of other names: give it one, too"
         found |= {key: (False, why) for key in keys if way.entry and key.startswith(way.entry)}

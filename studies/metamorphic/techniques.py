@@ -58,12 +58,12 @@ def environments(random: Random) -> Pair:
 
 
 def teacher(random: Random) -> Pair:
-    """A teacher of many sequences, and of few; a large one, and a small one; one placement, and both."""
+    """A teacher, and a smaller one (verl sends an only teacher every sequence)."""
     data = of("verl", random, nodes=2)
     scorer = {"name": "t", "kind": "teacher", "architecture": "Qwen3-8B", "placement": "own"}
-    lighter = random.choice([{"share": 0.1}, {"architecture": "Qwen3-1.7B"}])
-    jobs = [{**data, "scorers": [each]} for each in (scorer, {**scorer, **lighter})]
-    return Pair("teacher", str(lighter), jobs[0], jobs[1])
+    smaller = random.choice(["Qwen3-4B", "Qwen3-1.7B"])
+    jobs = [{**data, "scorers": [each]} for each in (scorer, {**scorer, "architecture": smaller})]
+    return Pair("teacher", smaller, jobs[0], jobs[1])
 
 
 def no_teacher(random: Random) -> Pair:

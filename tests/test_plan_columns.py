@@ -105,5 +105,5 @@ def test_beside_a_pinned_pool_the_other_takes_the_rest_or_its_whole_nodes(
 
 def test_pools_that_fill_no_nodes_together_are_refused_where_files_count_all_of_them() -> None:
     facts = framework_facts("areal")
-    assert uneven_parts(facts, Split("async", 8, 4), 8) == {"cluster": (12,)}
-    assert uneven_parts(facts, Split("async", 12, 4), 8) == {}
+    assert uneven_parts(facts, Split("async", 8, 4), 8, ()) == {"cluster": (12,)}
+    assert uneven_parts(facts, Split("async", 12, 4), 8, ()) == {}

@@ -4,8 +4,8 @@ The pool holds the host's times (per engine_step, layer, expert layer, running r
 long in an engine as alone; engines differ in their times. On everything an engine_step takes there is a factor of its
 release, device and family, of engine and device, engine and family, of a *path* (an engine's kernels for a family in a
 dtype on a device) and of a *cell* (a path in a release, one architecture). Runs that publish nothing but a throughput
-have one more, by how they ran, engine and device: they measure another stretch than times per token, and what they take
-longer there is no kernel's. Each is as large as its rows prove
+have one more, by how they ran, engine and device, so that what they take longer, whatever the reason, does not move
+what times per token share. Each is as large as its rows prove
 (`rlperf.calibrate.pooling`); what nobody has served takes the pool's, and its interval what leaving such groups out has
 cost. ``rlperf calibrate serving ROWS --out FOLDER`` writes the profiles.
 """

@@ -11,7 +11,7 @@ import numpy as np
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.memory_risk import ENGINE_SPREAD, PHASES, spread_at
 from rlperf.cost.reject import Reject
-from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
+from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
@@ -152,8 +152,7 @@ def _columns(
     # a replica across nodes is refused, but it can be costed: a pinned one is predicted all the same
     can_cost = (flags & ~int(Reject.NODE)) == 0
     keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
-    shapes = layout.take(keep)
-    settings = pool.settings.filled()
+    shapes, settings = layout.take(keep), pool.settings.filled()
     costs = tabulate(
         context.site, architecture, settings, shapes, known=counted.costs, images=demand.images,
         read_tokens=demand.read_tokens(settings.prefix_caching),
@@ -176,7 +175,8 @@ def _columns(
         apart_of(context.site, architecture, settings, shapes),
     )  # fmt: skip
     joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
-    device = context.rollout_hardware.device
+    device, domain = context.rollout_hardware.device, context.rollout_hardware.cluster.scale_up_domain
+    weights, short = memory.weight_bytes / device.usable_memory, short_cache(memory.kv_tokens, demand.request_tokens)
 
     def padded(values: Any, fill: float) -> Any:
         return np.concatenate([values, np.full(dead.size, fill)])
@@ -186,9 +186,9 @@ def _columns(
         engine=padded(e, 0).astype(np.int64),
         memory_fraction=padded(f, 0.0),
         max_running=padded(m, 0).astype(np.int64),
-        departures=padded(_off_path(context, demand, rows, memory, why == 0), 0).astype(np.int64),
+        departures=padded(rollout_departures(rows, why == 0, domain, weights, short), 0).astype(np.int64),
         doubled=padded(doublings(rows, np.zeros(len(e), dtype=np.int64)), 0.0),
-        weight_share=padded(memory.weight_bytes / device.usable_memory, np.inf),
+        weight_share=padded(weights, np.inf),
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),
         steady_s=padded(steady, np.inf),
@@ -204,10 +204,3 @@ def _columns(
         costs=costs,
         weight_dtype=settings.rollout_dtype,
     )
-
-
-def _off_path(context: Context, demand: Demand, rows: Layout, memory: ReplicaMemory, fits: BoolArray) -> IntArray:
-    """Departures of the columns from the beaten path."""
-    weights = memory.weight_bytes / context.rollout_hardware.device.usable_memory
-    short = short_cache(memory.kv_tokens, demand.request_tokens)
-    return rollout_departures(rows, fits, context.rollout_hardware.cluster.scale_up_domain, weights, short)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,16 +58,15 @@ def node_flags(facts: FrameworkFacts, part: NodeCounted, devices: IntArray, per_
 
 
 def uneven_parts(
-    facts: FrameworkFacts, split: Split, per_node: int, scorers: Sequence[Scorer] = ()
+    facts: FrameworkFacts, split: Split, per_node: int, scorers: Sequence[Scorer]
 ) -> dict[NodeCounted, tuple[int, ...]]:
     """Parts of a split that leave part of a node, where files count devices by node, with their devices.
 
     ``scorers`` : of the job; several of a kind are stated as one pool
     """
     of_kind: dict[str, int] = {}
-    for number, (scorer, devices) in enumerate(zip_longest(scorers, split.scorers)):
-        kind = scorer.kind if scorer else str(number)
-        of_kind[kind] = of_kind.get(kind, 0) + devices
+    for scorer, devices in zip(scorers, split.scorers, strict=True):
+        of_kind[scorer.kind] = of_kind.get(scorer.kind, 0) + devices
     parts: dict[NodeCounted, tuple[int, ...]] = {
         "rollout": (split.rollout,), "trainer": (split.trainer,), "scorers": tuple(of_kind.values()),
         "cluster": (split.total,),

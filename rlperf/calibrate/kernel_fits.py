@@ -10,7 +10,7 @@ import numpy as np
 
 from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
 from rlperf.calibrate.kernel_tables import Series
-from rlperf.cost.attention import Heads, decode_with, flash_with, visible_pairs
+from rlperf.cost.attention import Heads, decode_with, edge_pairs, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.cost.roofline import gemm_with
 from rlperf.cost.scan import chunked_with, scan_with, step_with
@@ -116,21 +116,31 @@ def _within_window(series: Series, tokens: FloatArray) -> FloatArray:
     return np.where(window > 0.0, np.minimum(window, tokens), tokens)
 
 
-def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: bool = True) -> KernelFit:
-    """Flash attention over whole prompts, cache write included; backward constants are those of ``backward``."""
+def prefill_seconds(series: Series, device: Device) -> Seconds:
+    """Seconds of flash attention over the whole prompts of a series, cache write included."""
     b, s, h, g, d = (series.shape[name] for name in ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"))
     seen = _within_window(series, s)
-    pairs = b * visible_pairs(s, s, window=seen)
+    pairs = visible_pairs(s, s, window=seen)
+
+    def seconds(fit: PrefillFit, r: BoolArray) -> FloatArray:
+        held = b[r] * (pairs[r] + edge_pairs(fit, s[r], s[r], seen[r]))
+        return flash_with(device, fit, (b * s)[r], held, seen[r], (b * s)[r], Heads(h[r], g[r], d[r]))
+
+    return seconds
+
+
+def fit_prefill(series: Series, device: Device, base: PrefillFit, *, check: bool = True) -> KernelFit:
+    """Flash attention over whole prompts: constants of its backward and of its tiles are those of ``base``."""
+    kept = {
+        name: getattr(base, name) for name in ("tiles", "backward_flop", "backward_compute", "backward_ramp_tokens")
+    }
+    seconds = prefill_seconds(series, device)
 
     def build(p: FloatArray) -> PrefillFit:
         return PrefillFit.model_construct(
             kernel=series.kernel, kv_dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], straggler=p[3],
-            cache_memory=p[4], ramp_tokens=p[5], cache_exponent=p[6], backward_flop=backward.backward_flop,
-            backward_compute=backward.backward_compute, backward_ramp_tokens=backward.backward_ramp_tokens,
+            cache_memory=p[4], ramp_tokens=p[5], cache_exponent=p[6], **kept,
         )  # fmt: skip
-
-    def seconds(fit: PrefillFit, r: BoolArray) -> FloatArray:
-        return flash_with(device, fit, (b * s)[r], pairs[r], seen[r], (b * s)[r], Heads(h[r], g[r], d[r]))
 
     bounds = Bounds.of(
         (1e-7, 1e-5, 1e-4), (0.05, 0.6, 1.2), (0.02, 0.7, 3.0), (0.01, 0.5, 10.0), (0.005, 0.2, 3.0),
@@ -143,10 +153,7 @@ def fit_prefill(series: Series, device: Device, backward: PrefillFit, *, check: 
             "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": microseconds(p[0]), "compute": digits(p[1]),
             "memory": digits(p[2]), "straggler": digits(p[3]), "cache_memory": digits(p[4]),
             "ramp_tokens": digits(p[5]), "cache_exponent": digits(p[6]),
-            "head_dim_ramp": backward.head_dim_ramp,
-            "backward_flop": backward.backward_flop,
-            "backward_compute": backward.backward_compute,
-            "backward_ramp_tokens": backward.backward_ramp_tokens,
+            **kept,
             "quality": fitted.quality(series.name),
         }
     )  # fmt: skip

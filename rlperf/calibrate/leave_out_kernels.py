@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlperf.calibrate.attention_tiles import fit_tiles, with_tiles
 from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import fit_series
@@ -24,7 +25,7 @@ from rlperf.cost.sparse import sparse_fit
 from rlperf.cost.streams import streams_fit
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
-from rlperf.specs.calibration import DeviceCalibration, Spread, load_device_calibration
+from rlperf.specs.calibration import DeviceCalibration, Spread, TileFit, load_device_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware, lent_by, load_hardware
 from rlperf.specs.profiles import load_device
@@ -50,17 +51,23 @@ def predict_groups(path: Path, table: Table, by: str, tell: Tell) -> list[LeftOu
 
 def _relative(name: str) -> str | None:
     """The relative of a device with a calibration of its own; None: none, or no profile."""
+    return load_device(name).relative if _own_constants(name) is not None else None
+
+
+def _own_constants(name: str) -> DeviceCalibration | None:
+    """The calibration of a device that has one, and a relative."""
     try:
         device = load_device(name)
     except SpecError:
         return None
     own = load_device_calibration(name, relative=device.relative) if device.relative else None
-    return device.relative if own is not None and own.device == name else None
+    return own if own is not None and own.device == name else None
 
 
 def _group(device: Device, series: Sequence[Series]) -> LeftOutGroup:
     mine = [one for one in series if one.device == device.name]
     own, stranger = load_device_calibration(device.name), strangers_constants(device)
+    stranger = with_tiles(stranger, _others_tiles([one for one in series if one.device != device.name]))
     seen: list[PredictedFigure] = []
     left: list[PredictedFigure] = []
     hw, borrowed = replace(load_hardware(device.name), calibration=stranger), set()
@@ -75,6 +82,12 @@ def _group(device: Device, series: Sequence[Series]) -> LeftOutGroup:
         left += _figures(fit, again.seconds(lent, rows), rows, lent)
         borrowed.add(getattr(lent, "timed_on", None) or device.relative or "")
     return LeftOutGroup(device.name, len(seen), tuple(seen), tuple(left), ", ".join(sorted(borrowed)))
+
+
+def _others_tiles(series: Sequence[Series]) -> dict[tuple[str, str], TileFit]:
+    """Tiles as timings of other devices tell them: what calibrations hold was told with the one left out, too."""
+    constants = {name: one for name in {one.device for one in series} if (one := _own_constants(name)) is not None}
+    return fit_tiles(series, constants, check=False)
 
 
 def strangers_constants(device: Device) -> DeviceCalibration:

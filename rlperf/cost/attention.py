@@ -60,6 +60,15 @@ def visible_pairs(
     return pairs - (over * (over + 1.0) - first * (first + 1.0)) / 2.0
 
 
+def edge_pairs(fit: PrefillFit, query_tokens: Array, kv_tokens: Array, window: Array | None) -> FloatArray:
+    """Pairs outside its window that tiles of one sequence hold beside `visible_pairs` [1]; 0 where it sees all."""
+    q, k = as_float(query_tokens), as_float(kv_tokens)
+    if window is None:
+        return 0.0 * q * k
+    most = as_float(window)
+    return np.asarray(q * np.minimum(fit.tiles.window_edge, np.maximum(k - most, 0.0)))
+
+
 @dataclass(frozen=True)
 class Heads:
     """Heads of softmax attention on one device; every number broadcasts.
@@ -89,6 +98,31 @@ class Heads:
 QUERY_TILE = 128.0
 """Query rows of one tile of the flash-attention kernels."""
 
+TIMED_WIDTH = 128.0
+"""Width of the heads that kernels' rates are stated for."""
+
+
+def narrow_heads(fit: PrefillFit, width: Array, *, backward: bool = False) -> FloatArray:
+    r"""Seconds per FLOP of heads of ``width`` over those of heads of 128 [1].
+
+    .. math:: \frac{N(d)/d}{N(128)/128}, \qquad N(d) = (d^p + x^p)^{1/p}
+
+    A pair of a query and a key is one exponential whatever the width d of its head, which takes as long as products of
+    width x; tensor cores and the special function units overlap by the kernel (norm p). The backward has
+    ``fit.backward_flop`` times the products and the same exponentials: at 64 beside 128 told 1.15 of FlashAttention-3,
+    published 1.18 (arXiv 2407.08608, figure 6).
+
+    >>> from rlperf.specs.calibration import TileFit
+    >>> fit = PrefillFit.model_construct(tiles=TileFit(), backward_flop=2.5)
+    >>> round(float(narrow_heads(fit, 64.0)), 2), round(float(narrow_heads(fit, 64.0, backward=True)), 2)
+    (1.31, 1.15)
+    """
+    products = fit.backward_flop if backward else 1.0
+    tiles, d = fit.tiles, as_float(width)
+    beside = joined(d * products, as_float(tiles.exponentials), tiles.overlap) / np.maximum(d, 1.0)
+    timed = joined(as_float(TIMED_WIDTH * products), as_float(tiles.exponentials), tiles.overlap) / TIMED_WIDTH
+    return np.asarray(beside / timed)
+
 
 def flash_with(
     device: Device,
@@ -100,35 +134,40 @@ def flash_with(
     heads: Heads,
     *,
     backward: bool = False,
+    trains: bool = False,
 ) -> FloatArray:
     r"""Seconds of flash attention with given constants.
 
     .. math::
 
-        t = t_0 + \left(\left[\frac{F(1 + S_0 / 2\bar k)}{P e_c}\right]^6 +
+        t = t_0 + \left(\left[\frac{F\,\nu(w/2)\,(1 + S_0 / 2\bar k)}{P e_c}\right]^6 +
             \left[\sigma \frac{2 \cdot 128\,w (k_{max} + S_0)}{P e_c / SM}\right]^6\right)^{1/6}
-            + \frac{4 q h w/2}{W e_m} + \frac{8 n_w w/2\, g^\gamma}{W e_{kv}}
+            + \frac{4 q h w/2}{W e_m} + \frac{8 n_w \cdot 128\,(w/256)^\kappa g^\gamma}{W e_{kv}}
 
     Parameters
     ----------
     queries : q, query tokens of all sequences [tokens]
-    pairs : (query, visible key) pairs of all sequences [1]; F = 2 h w pairs, mean visible keys = pairs / q
+    pairs : (query, key) pairs of all sequences that tiles hold [1]: F = 2 h w pairs, mean keys = pairs / q; nu is
+        `narrow_heads`
     longest : k_max, keys that the longest row sees [tokens]
     written : n_w, tokens whose keys and values go into the cache [tokens]; 0 in training
     heads : h, g and w = query/key width plus value width of one head
     backward : fit.backward_flop x the FLOP (FlashAttention-2, arXiv 2307.08691, section 3.1.2) at its own efficiency
+    trains : kernels of trainers, to which heads wider than 128 bring nothing: FlashAttention-2 and cuDNN lose 12 and
+        2 % at 256 (arXiv 2407.08608, figure 5), FlashAttention-3 gains
 
     Notes
     -----
-    The second term is the longest tile when tiles are fewer than multiprocessors. Fitted for head_dim 128,
-    128..16k tokens, 1..256 sequences, causal.
+    The second term is the longest tile when tiles are fewer than multiprocessors. Fitted for 128..16k tokens, 1..256
+    sequences, causal: head_dim 128 by device, other widths (64..256) and windows by kernel (``fit.tiles``).
     """
     q, n_pairs, far = as_float(queries), as_float(pairs), as_float(longest)
     h, g, w = as_float(heads.heads), as_float(heads.kv_heads), heads.width
     peak, ramp, flop = sheet_peak(device, "bf16") * fit.compute, fit.ramp_tokens, 2.0 * h * w * n_pairs
-    moved = 2.0 * q * h * w
-    narrow = (1.0 + 2.0 * fit.head_dim_ramp / np.maximum(w, 1.0)) / (1.0 + fit.head_dim_ramp / 128.0)
-    flop = flop * np.maximum(narrow, 1.0)  # the exponentials take the same time whatever the width
+    widths = w / (2.0 * TIMED_WIDTH)
+    moved = 4.0 * TIMED_WIDTH * q * h * widths**fit.tiles.moved_width
+    narrow = narrow_heads(fit, w / 2.0, backward=backward)
+    flop = flop * (np.maximum(narrow, 1.0) if trains else narrow)
     if backward:
         flop, moved = flop * fit.backward_flop, moved * 2.0
         peak, ramp = peak * fit.backward_compute, ramp + fit.backward_ramp_tokens
@@ -138,7 +177,8 @@ def flash_with(
     tile_s = fit.straggler * 2.0 * QUERY_TILE * w * (far + ramp) * multiprocessors / peak
     tile_s = tile_s * (fit.backward_flop if backward else 1.0)
     seconds = joined(compute_s, tile_s, 6.0) + moved / (device.memory_bandwidth * fit.memory)
-    cache_s = as_float(written) * w * 4.0 * g**fit.cache_exponent / (device.memory_bandwidth * fit.cache_memory)
+    stored = 2.0 * TIMED_WIDTH * widths**fit.tiles.cache_width * g**fit.cache_exponent
+    cache_s = as_float(written) * stored * 4.0 / (device.memory_bandwidth * fit.cache_memory)
     return np.where(q > 0, fit.fixed + seconds + cache_s, 0.0)
 
 
@@ -162,9 +202,9 @@ def prefill_attention_s(
     cache_write : an engine's kernel, which also writes keys and values into the paged cache
     """
     s, q, k = as_float(sequences), as_float(query_tokens), as_float(kv_tokens)
-    pairs = s * visible_pairs(q, k, causal=heads.causal, window=heads.window)
-    longest = np.minimum(k, heads.window) if heads.window else k
     fit = fit or prefill_fit(hw)[0]
+    pairs = s * (visible_pairs(q, k, causal=heads.causal, window=heads.window) + edge_pairs(fit, q, k, heads.window))
+    longest = np.minimum(k, heads.window) if heads.window else k
     return flash_with(hw.device, fit, s * q, pairs, longest, s * q * cache_write, heads, backward=backward)
 
 
@@ -183,13 +223,15 @@ def packed_attention_s(
     token-weighted mean length, sum_squares / tokens (exact for equal lengths).
     """
     n, squares, longest = as_float(tokens), as_float(sum_squares), as_float(max_len)
+    fit = prefill_fit(hw)[0]
     causal, window = heads.causal, heads.window
     pairs = (squares + n) / 2.0 if causal else squares
     if window:
         mean = np.minimum(squares / np.maximum(n, 1.0), np.maximum(longest, 1.0))
-        pairs = np.minimum(pairs, n * visible_pairs(mean, mean, causal=causal, window=window) / np.maximum(mean, 1.0))
+        seen = visible_pairs(mean, mean, causal=causal, window=window) + edge_pairs(fit, mean, mean, window)
+        pairs = np.minimum(pairs, n * seen / np.maximum(mean, 1.0))
         longest = np.minimum(longest, window)
-    return flash_with(hw.device, prefill_fit(hw)[0], n, pairs, longest, 0.0, heads, backward=backward)
+    return flash_with(hw.device, fit, n, pairs, longest, 0.0, heads, backward=backward, trains=True)
 
 
 def decode_with(

@@ -75,6 +75,21 @@ class GemmFit(Frozen):
     quality: Quality = Quality()
 
 
+class TileFit(Frozen):
+    """What a flash kernel's tiles take in heads of another width than 128 and at the edge of a window.
+
+    The form is `rlperf.cost.attention.flash_with`. As given here: FlashAttention-3 in heads of 64 beside 128 (arXiv
+    2407.08608, figures 5 and 6), and nothing known of windows.
+    """
+
+    exponentials: PositiveFloat = Field(57.0, description="width of heads whose products take as long as exponentials")
+    overlap: float = Field(1.0, ge=1.0, description="norm that joins the two: 1 = one after the other")
+    moved_width: float = Field(1.0, ge=0.0, description="queries and output move as the width of a head to this power")
+    cache_width: float = Field(1.0, ge=0.0, description="cache writes grow with the width of a head to this power")
+    window_edge: float = Field(0.0, ge=0.0, description="keys beyond its window that a query's tile reads")
+    quality: Quality = Quality()
+
+
 class PrefillFit(Frozen):
     """Constants of flash attention over whole prompts; the form is `rlperf.cost.attention.flash_with`."""
 
@@ -89,10 +104,13 @@ class PrefillFit(Frozen):
     straggler: float = Field(0.0, ge=0.0, description="weight of the longest tile when tiles are few")
     cache_memory: PositiveFloat = Field(0.3, description="share of the bandwidth when keys and values are written")
     cache_exponent: float = Field(1.0, description="cache writes grow with kv_heads to this power")
-    head_dim_ramp: float = Field(0.0, ge=0.0, description="below width 128 the rate falls as 1 / (1 + this / head_dim)")
+    tiles: TileFit = TileFit()
     backward_flop: PositiveFloat = Field(description="backward FLOP over forward FLOP")
     backward_compute: PositiveFloat = Field(description="backward efficiency over forward, long sequences")
     backward_ramp_tokens: float = Field(description="further ramp of the backward pass")
+    timed_on: str | None = Field(
+        None, description="relative whose kernel stands here, where this device has none of it"
+    )
     quality: Quality = Quality()
 
 

@@ -11,6 +11,7 @@ from rlperf.specs.calibration import (
     DeviceCalibration,
     GemmFit,
     MoeFit,
+    PrefillFit,
     ScanFit,
     SparseFit,
     StreamsFit,
@@ -113,7 +114,8 @@ def _ridge(device: Device) -> float:
 def with_relatives_kernels(
     constants: DeviceCalibration, device: Device, folder: Path | str | None = None, asked: tuple[str, ...] = ()
 ) -> DeviceCalibration:
-    """A device's constants, and those of its relative for what was not timed on it: experts of a dtype, mixers.
+    """A device's constants, and those of its relative for what was not timed on it: experts of a dtype, mixers, and
+    attention kernels over prompts of its generation.
 
     What was not timed on the relative either is asked of the relative's own; ``asked`` names those whom it came from.
     """
@@ -123,13 +125,15 @@ def with_relatives_kernels(
     related = load_device(device.relative, folder)
     relative = load_device_calibration(related.name, relative=related.relative, folder=folder)
     relative = with_relatives_kernels(relative, related, folder, asked)
-    own = {fit.dtype for fit in constants.moe}
+    alike = device.generation.split()[0] == related.generation.split()[0]
+    own, prompts = {fit.dtype for fit in constants.moe}, {(fit.kernel, fit.kv_dtype) for fit in constants.prefill}
     missing = {fit.dtype for fit in relative.moe if fit.dtype not in own and _has_units(device, fit.dtype)}
     scanned, chosen = ({(fit.mixer, fit.phase) for fit in fits} for fits in (constants.scan, constants.sparse))
     lent = at_published_rates(relative, device, related)
     if constants.told:  # nothing of its mixers is told either
-        lent = lent.model_copy(update={"scan": (), "sparse": (), "streams": ()})
-    found: dict[str, list[MoeFit] | list[ScanFit] | list[SparseFit] | list[StreamsFit]] = {
+        lent = lent.model_copy(update={"prefill": (), "scan": (), "sparse": (), "streams": ()})
+    found: dict[str, list[PrefillFit] | list[MoeFit] | list[ScanFit] | list[SparseFit] | list[StreamsFit]] = {
+        "prefill": [fit for fit in lent.prefill if alike and (fit.kernel, fit.kv_dtype) not in prompts],
         "moe": [fit for fit in lent.moe if fit.dtype in missing],
         "scan": [fit for fit in lent.scan if (fit.mixer, fit.phase) not in scanned],
         "sparse": [fit for fit in lent.sparse if (fit.mixer, fit.phase) not in chosen],

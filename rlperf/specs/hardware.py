@@ -15,6 +15,7 @@ from rlperf.specs.calibration import (
     ScanFit,
     SparseFit,
     StreamsFit,
+    calibration_names,
     load_device_calibration,
 )
 from rlperf.specs.cluster import Cluster, Device, Link
@@ -120,9 +121,10 @@ def with_relatives_kernels(
     What was not timed on the relative either is asked of the relative's own; ``asked`` names those whom it came from.
     """
     asked = (*asked, device.name)
-    if not device.relative or device.relative in asked:
+    nearest = _nearest(device, asked, folder)
+    if nearest is None:
         return constants
-    related = load_device(device.relative, folder)
+    related = load_device(nearest, folder)
     relative = load_device_calibration(related.name, relative=related.relative, folder=folder)
     relative = with_relatives_kernels(relative, related, folder, asked)
     alike = device.generation.split()[0] == related.generation.split()[0]
@@ -148,6 +150,14 @@ def with_relatives_kernels(
         if fits
     }
     return constants.model_copy(update=changes) if changes else constants
+
+
+def _nearest(device: Device, asked: tuple[str, ...], folder: Path | str | None) -> str | None:
+    """The relative of a device; where that was asked already, the first timed device whose relative it is itself."""
+    if not device.relative or device.relative not in asked:
+        return device.relative
+    timed = (name for name in calibration_names("devices", folder) if name not in asked)
+    return next((name for name in timed if load_device(name, folder).relative == device.name), None)
 
 
 def lent_by(

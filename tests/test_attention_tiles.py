@@ -1,0 +1,122 @@
+"""Heads of other widths and windows in attention over prompts: the form, its fit on several devices, who lends kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlperf.calibrate.attention_tiles import fit_tiles, with_kernels, with_tiles
+from rlperf.calibrate.kernel_fits import prefill_seconds
+from rlperf.calibrate.kernel_tables import Series
+from rlperf.calibrate.leave_out_kernels import predict_groups, strangers_constants
+from rlperf.calibrate.tables import read_table
+from rlperf.cost.attention import Heads, edge_pairs, narrow_heads, packed_attention_s, prefill_attention_s
+from rlperf.specs.calibration import DeviceCalibration, PrefillFit, TileFit, load_device_calibration
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.profiles import load_device
+from rlperf.told import quiet
+
+FA3 = "FlashAttention-3's bars of 16,384 tokens, not causal (arXiv 2407.08608, figures 5 and 6) [TFLOP/s]"
+FORWARD, BACKWARD = {64: 497.0, 128: 648.0, 256: 756.0}, {64: 474.0, 128: 561.0}
+
+
+def own(device: str, tiles: TileFit | None = None) -> PrefillFit:
+    fit = load_device_calibration(device).prefill[0]
+    return fit.model_copy(update={"tiles": tiles}) if tiles else fit
+
+
+def test_published_rates_of_other_widths_are_told_by_the_exponentials() -> None:
+    fit = own("h100_sxm", TileFit())
+    for width, rate in FORWARD.items():
+        assert 1.0 / float(narrow_heads(fit, width)) == pytest.approx(rate / FORWARD[128], rel=0.03), FA3
+    assert 1.0 / float(narrow_heads(fit, 64, backward=True)) == pytest.approx(BACKWARD[64] / BACKWARD[128], rel=0.03)
+    assert float(narrow_heads(own("h100_sxm"), 64)) == pytest.approx(FORWARD[128] / FORWARD[64], rel=0.06)
+
+
+def test_narrow_heads_lose_more_where_tensor_cores_doubled_and_exponentials_did_not() -> None:
+    hopper, blackwell, ada = (float(narrow_heads(own(name), 64)) for name in ("h100_sxm", "b200_sxm", "l40s"))
+    assert 1.0 < ada < hopper < 1.6 < blackwell < 2.0
+    assert float(narrow_heads(own("b200_sxm"), 128)) == 1.0
+
+
+def test_what_trains_gains_nothing_in_wide_heads() -> None:
+    hw, tokens = load_hardware("h100_sxm"), 16384.0
+    wide, usual = Heads(16, 16, 256), Heads(32, 32, 128)
+    trained = [float(packed_attention_s(hw, heads, tokens, tokens**2, tokens)) for heads in (wide, usual)]
+    served = [float(prefill_attention_s(hw, heads, 1, tokens, tokens)) for heads in (wide, usual)]
+    assert trained[0] == pytest.approx(trained[1], rel=0.05)
+    assert served[0] < 0.9 * served[1]
+
+
+def test_a_window_pays_for_keys_beyond_it_only_where_it_binds() -> None:
+    fit = own("b200_sxm", TileFit(window_edge=100.0))
+    assert float(edge_pairs(fit, 10.0, 500.0, 128)) == 1000.0
+    assert float(edge_pairs(fit, 10.0, 148.0, 128)) == 200.0  # no tile holds more keys than there are
+    assert float(edge_pairs(fit, 10.0, 128.0, 128)) == float(edge_pairs(fit, 10.0, 500.0, None)) == 0.0
+
+
+def series(device: str, tiles: TileFit, kernel: str | None = None) -> tuple[Series, DeviceCalibration]:
+    """Timings that a device would give with these tiles, without noise."""
+    constants = load_device_calibration(device)
+    fit = constants.prefill[0]
+    b, s, d, w = (
+        x.ravel() for x in np.meshgrid([1.0, 8.0], [512.0, 4096.0, 16384.0], [64.0, 128.0, 256.0], [0.0, 128.0])
+    )
+    shape = {
+        "batch": b, "seq_len": s, "num_heads": 0 * b + 32.0, "num_kv_heads": 0 * b + 8.0, "head_dim": d,
+        "window_size": w,
+    }  # fmt: skip
+    ids = tuple(f"{device}_{row}" for row in range(len(b)))
+    blank = Series("prefill", device, kernel or fit.kernel, "bf16", "", "engine-1.0", shape, 0 * b + 1.0, ids)
+    planted = fit.model_copy(update={"tiles": tiles})
+    every = np.ones(len(b), dtype=bool)
+    return replace(blank, measured_s=prefill_seconds(blank, load_device(device))(planted, every)), constants
+
+
+def test_constants_of_a_kernel_are_recovered_from_all_its_devices() -> None:
+    planted = TileFit(exponentials=100.0, overlap=3.0, moved_width=0.4, cache_width=0.2, window_edge=80.0)
+    parts = [series(device, planted) for device in ("b200_sxm", "gb200")]
+    found = fit_tiles([one for one, _ in parts], {constants.device: constants for _, constants in parts})
+    assert set(found) == {("flashinfer_trtllmprefill", "bf16"), ("", "")}
+    told = found["flashinfer_trtllmprefill", "bf16"]
+    assert told.exponentials == pytest.approx(100.0, rel=0.02) and told.overlap == pytest.approx(3.0, rel=0.05)
+    assert told.moved_width == pytest.approx(0.4, rel=0.1) and told.window_edge == pytest.approx(80.0, rel=0.02)
+    assert told.quality.left_out_mape is not None and told.quality.left_out_mape < 1.0
+    held = with_tiles(parts[0][1], found).prefill
+    by_kernel = {(fit.kernel, fit.kv_dtype): fit.tiles for fit in held}
+    assert by_kernel["flashinfer_trtllmprefill", "bf16"] == told
+    assert by_kernel["flashinfer_trtllmprefill", "fp8"] == found["", ""]  # nobody timed it: that of all kernels
+
+
+def test_a_kernel_timed_in_one_width_stands_beside_with_the_devices_tiles() -> None:
+    whole, constants = series("b200_sxm", TileFit(), "another_kernel")
+    narrow = whole.take(whole.shape["head_dim"] == 64.0)
+    assert fit_tiles([narrow], {"b200_sxm": constants}) == {}
+    added = with_kernels(constants, [narrow], check=False).prefill
+    assert [fit.kernel for fit in added] == [*(fit.kernel for fit in constants.prefill), "another_kernel"]
+    assert added[-1].tiles == constants.prefill[0].tiles and added[-1].quality.n == len(narrow.measured_s)
+
+
+def test_a_relative_of_the_generation_lends_kernels_over_prompts() -> None:
+    lent = {fit.kernel: fit.timed_on for fit in load_hardware("h200_sxm").calibration.prefill}
+    assert lent["torch_flow"] == "h100_sxm" and lent["flash_attn_fa3"] is None
+    assert {fit.kernel for fit in load_hardware("a100_80g_sxm").calibration.prefill} == {"flash_attn"}
+
+
+def test_a_device_left_out_asks_who_names_its_relative() -> None:
+    # B300 has no mxfp4 and asks B200 for it; with B200's rows not to be seen it asks GB300
+    timed = {fit.dtype: fit.timed_on for fit in strangers_constants(load_device("b200_sxm")).moe}
+    assert timed["w4a8_mxfp4"] == "gb300" and timed["fp8"] is None
+
+
+def test_windows_and_widths_on_a_device_that_no_fit_saw(measured_data: Path) -> None:
+    file = measured_data / "kernels" / "attn_prefill_window.csv"
+    groups = predict_groups(file, read_table(file), "device", quiet)
+    errors = {
+        one.name: float(np.median([abs(each.predicted / each.measured - 1.0) for each in one.left_out]))
+        for one in groups
+    }
+    assert max(errors.values()) < 0.25 and np.mean(list(errors.values())) < 0.20, errors

@@ -1,4 +1,4 @@
-"""Heads of other widths and windows in attention over prompts: the form, its fit on several devices, who lends kernels."""
+"""Heads of other widths and windows in attention over prompts: the form, its fit on devices, who lends kernels."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ def test_layers_that_nobody_measured_widen_the_interval_and_are_said() -> None:
     assert not found["Qwen2.5-1.5B"].calibration.extrapolated
     assert found["Qwen2.5-1.5B"].calibration.notes == ()
     for name, words in (
-        ("gpt-oss-20b", "sliding-window attention has no kernel table"),
+        ("gpt-oss-20b", "decodes of sliding-window attention have no fit of their own"),
         ("Qwen3.5-35B-A3B", "recurrent layers have no kernel table"),
         ("Moonlight-16B-A3B", "latent attention has no kernel table"),
     ):

@@ -12,7 +12,7 @@ from rlperf.layout import FloatArray
 class Sliding(Full):
     """Every query sees the last ``window`` tokens; matrices and parameters are those of full attention."""
 
-    unmeasured = "sliding-window attention has no kernel table"
+    unmeasured = "decodes of sliding-window attention have no fit of their own"
 
     @property
     def window(self) -> int:

@@ -1,4 +1,4 @@
-"""Heads of other widths and windows in attention over prompts: the form, its fit on devices, who lends kernels."""
+"""Heads of other widths and windows in attention: the forms, their fits on several devices, who lends kernels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate.attention_tiles import fit_tiles, with_kernels, with_tiles
-from rlperf.calibrate.kernel_fits import prefill_seconds
+from rlperf.calibrate.attention_tiles import fit_tiles, fit_windows, with_kernels, with_tiles, with_windows
+from rlperf.calibrate.kernel_fits import decode_seconds, prefill_seconds
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.calibrate.leave_out_kernels import predict_groups, strangers_constants
 from rlperf.calibrate.tables import read_table
-from rlperf.cost.attention import Heads, edge_pairs, narrow_heads, packed_attention_s, prefill_attention_s
-from rlperf.specs.calibration import DeviceCalibration, PrefillFit, TileFit, load_device_calibration
+from rlperf.cost.attention import (
+    Heads,
+    decode_with,
+    edge_pairs,
+    narrow_heads,
+    packed_attention_s,
+    prefill_attention_s,
+)
+from rlperf.specs.calibration import DeviceCalibration, PrefillFit, TileFit, WindowFit, load_device_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_device
 from rlperf.told import quiet
@@ -56,6 +63,43 @@ def test_a_window_pays_for_keys_beyond_it_only_where_it_binds() -> None:
     assert float(edge_pairs(fit, 10.0, 500.0, 128)) == 1000.0
     assert float(edge_pairs(fit, 10.0, 148.0, 128)) == 200.0  # no tile holds more keys than there are
     assert float(edge_pairs(fit, 10.0, 128.0, 128)) == float(edge_pairs(fit, 10.0, 500.0, None)) == 0.0
+
+
+def test_one_multiprocessor_reads_a_window_that_is_not_split() -> None:
+    device = load_device("l40s")
+    window = WindowFit(fixed="4 us", start="2 us", bytes_per_clock=10.0, memory=0.6)
+    fit = load_device_calibration("l40s").decode[0].model_copy(update={"window": window})
+    clock, one = float(device.boost_clock or 0.0), 4.0 * 128 * 8192
+    alone = float(decode_with(device, fit, Heads(8, 1, 128), 1, 8192, windowed=True))
+    assert alone == pytest.approx(4e-6 + 2e-6 + one / (10.0 * clock))
+    assert float(decode_with(device, fit, Heads(8, 1, 128), 16, 16 * 8192, windowed=True)) == pytest.approx(alone)
+    waves = float(decode_with(device, fit, Heads(64, 1, 128), 16, 16 * 8192, windowed=True))  # 1,024 heads on 142
+    assert waves == pytest.approx(4e-6 + 8 * (alone - 4e-6))
+    full = float(decode_with(device, fit, Heads(8, 1, 128), 1, 8192))
+    assert full < 0.3 * alone  # whole contexts are split
+
+
+def test_windows_of_flash_attention_2_are_recovered() -> None:
+    planted = WindowFit(fixed="4 us", start="2 us", bytes_per_clock=10.0, memory=0.6)
+    parts = {}
+    for name in ("l40s", "rtx_pro_6000_server"):
+        constants = load_device_calibration(name)
+        fit = next(one for one in constants.decode if one.kernel == "flash_attn_fa2")
+        b, s, h = (x.ravel() for x in np.meshgrid([1.0, 16.0, 256.0], [1024.0, 16384.0], [8.0, 64.0]))
+        shape = {
+            "batch": b, "kv_len": s, "num_heads": h, "num_kv_heads": 0 * b + 8.0, "head_dim": 0 * b + 128.0,
+            "window_size": np.tile([128.0, 4096.0, 0.0], len(b) // 3),
+        }  # fmt: skip
+        ids = tuple(f"{name}_{row}" for row in range(len(b)))
+        blank = Series("decode", name, fit.kernel, "bf16", "", "engine-1.0", shape, 0 * b + 1.0, ids)
+        every = np.ones(len(b), dtype=bool)
+        seconds = decode_seconds(blank, load_device(name))(fit.model_copy(update={"window": planted}), every)
+        parts[name] = (replace(blank, measured_s=seconds), constants)
+    found = fit_windows([one for one, _ in parts.values()], {name: own for name, (_, own) in parts.items()})
+    assert found is not None and fit_windows([], {}) is None
+    assert found.bytes_per_clock == pytest.approx(10.0, rel=0.03) and found.start == pytest.approx(2e-6, rel=0.1)
+    held = {fit.kernel: fit.window for fit in with_windows(parts["l40s"][1], found).decode}
+    assert held["flash_attn_fa2"] == found and held["flashinfer_fidecode"] is None
 
 
 def series(device: str, tiles: TileFit, kernel: str | None = None) -> tuple[Series, DeviceCalibration]:
@@ -112,8 +156,9 @@ def test_a_device_left_out_asks_who_names_its_relative() -> None:
     assert timed["w4a8_mxfp4"] == "gb300" and timed["fp8"] is None
 
 
-def test_windows_and_widths_on_a_device_that_no_fit_saw(measured_data: Path) -> None:
-    file = measured_data / "kernels" / "attn_prefill_window.csv"
+@pytest.mark.parametrize("table", ["attn_prefill_window.csv", "attn_decode_window.csv"])
+def test_windows_and_widths_on_a_device_that_no_fit_saw(measured_data: Path, table: str) -> None:
+    file = measured_data / "kernels" / table
     groups = predict_groups(file, read_table(file), "device", quiet)
     errors = {
         one.name: float(np.median([abs(each.predicted / each.measured - 1.0) for each in one.left_out]))

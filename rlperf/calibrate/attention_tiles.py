@@ -1,26 +1,38 @@
-"""Widths of heads and edges of windows in attention over prompts: told of a kernel on all its devices together.
+"""Widths of heads and windows in attention: told of a kernel on all its devices together.
 
-``python -m rlperf.calibrate.attention_tiles TABLE OUT`` reads timings of heads of 64 to 256 and of windows
-(``attn_prefill_window.csv``), tells each kernel's `TileFit` beside every device's own constants for heads of 128, and
-writes it into the calibrations of OUT that hold the kernel.
+``python -m rlperf.calibrate.attention_tiles PROMPTS DECODES OUT`` reads timings of heads of 64 to 256 and of windows
+(``attn_prefill_window.csv``, ``attn_decode_window.csv``), tells each kernel's `TileFit`, and the `WindowFit` of those
+that do not split a window's keys, beside every device's own constants for heads of 128, and writes them into the
+calibrations of OUT that hold the kernel.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from rlperf.calibrate.fitting import Bounds, fit_with_left_out
-from rlperf.calibrate.kernel_fits import digits, fit_prefill, prefill_seconds
+from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
+from rlperf.calibrate.kernel_fits import Seconds, decode_seconds, digits, fit_prefill, microseconds, prefill_seconds
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import added, calibration_text
 from rlperf.layout import BoolArray, FloatArray
-from rlperf.specs.calibration import DeviceCalibration, PrefillFit, TileFit, load_device_calibration
+from rlperf.specs.calibration import (
+    DecodeFit,
+    DeviceCalibration,
+    PrefillFit,
+    TileFit,
+    WindowFit,
+    load_device_calibration,
+)
+from rlperf.specs.cluster import Device
 from rlperf.specs.profiles import load_device
 from rlperf.specs.writer import write_atomic
+
+Own = TypeVar("Own", PrefillFit, DecodeFit)
 
 WIDEST = 256.0
 """Widest heads of a fit: those of 512 (Gemma 4) run other kernels, or in pieces."""
@@ -53,6 +65,41 @@ def fit_tiles(
     return found | ({("", ""): _fit(timed, check)} if timed else {})
 
 
+UNSPLIT = "flash_attn_fa2"
+"""The kernel whose decodes do not split the keys of a window: FlashAttention-2 reads 8,192 of them at 25 GB/s for every
+request and key head, on L40S and RTX PRO 6000 alike, and full contexts at the device's bandwidth."""
+
+
+def fit_windows(
+    series: Sequence[Series], constants: Mapping[str, DeviceCalibration], *, check: bool = True
+) -> WindowFit | None:
+    """Decodes of `UNSPLIT` in windows, beside the devices' own constants of full contexts; None: nobody timed it."""
+    parts = [
+        (one.take((one.shape["window_size"] > 0.0) & (one.shape["head_dim"] <= WIDEST)), fit)
+        for one in series
+        if one.kind == "decode" and one.kernel == UNSPLIT
+        for fit in (constants[one.device].decode if one.device in constants else ())
+        if (fit.kernel, fit.kv_dtype) == (one.kernel, one.dtype)
+    ]
+    parts = [(one, fit) for one, fit in parts if len(one.measured_s)]
+    if not parts:
+        return None
+
+    def told(fit: DecodeFit, p: FloatArray) -> DecodeFit:
+        window = WindowFit.model_construct(fixed=p[0], start=p[1], bytes_per_clock=p[2], memory=p[3])
+        return fit.model_copy(update={"window": window})
+
+    bounds = Bounds.of((1e-7, 5e-6, 3e-5), (1e-8, 1e-6, 1e-5), (0.5, 10.0, 128.0), (0.05, 0.5, 1.0))
+    fitted, rows = _on_all(parts, decode_seconds, told, bounds, check)
+    fixed, start, each, memory = fitted.parameters
+    return WindowFit.model_validate(
+        {
+            "fixed": microseconds(fixed), "start": microseconds(start), "bytes_per_clock": digits(each),
+            "memory": digits(memory), "quality": fitted.quality(rows),
+        }
+    )  # fmt: skip
+
+
 def own_fit(series: Series, constants: DeviceCalibration | None) -> PrefillFit | None:
     """A device's constants of the very kernel of a series."""
     own = constants.prefill if constants and series.kind == "prefill" else ()
@@ -62,30 +109,47 @@ def own_fit(series: Series, constants: DeviceCalibration | None) -> PrefillFit |
 def _fit(timed: Sequence[tuple[Series, PrefillFit]], check: bool) -> TileFit:
     """One kernel's, on rows of heads that are not too wide."""
     parts = [(one.take(one.shape["head_dim"] <= WIDEST), fit) for one, fit in timed]
+
+    def told(fit: PrefillFit, p: FloatArray) -> PrefillFit:
+        tiles = TileFit.model_construct(
+            exponentials=p[0], overlap=p[1], moved_width=p[2], cache_width=p[3], window_edge=p[4]
+        )
+        return fit.model_copy(update={"tiles": tiles})
+
+    fitted, rows = _on_all(parts, prefill_seconds, told, BOUNDS, check)
+    exponentials, overlap, moved, cached, edge = (digits(value) for value in fitted.parameters)
+    return TileFit(
+        exponentials=exponentials, overlap=overlap, moved_width=moved, cache_width=cached, window_edge=edge,
+        quality=fitted.quality(rows),
+    )  # fmt: skip
+
+
+def _on_all(
+    parts: Sequence[tuple[Series, Own]],
+    seconds_of: Callable[[Series, Device], Seconds],
+    told: Callable[[Own, FloatArray], Own],
+    bounds: Bounds,
+    check: bool,
+) -> tuple[Fitted, str]:
+    """Constants that series of several devices share, each beside its device's own, and the rows in words.
+
+    Each device is left out in turn; of one alone, each batch.
+    """
     ends = np.cumsum([0, *(len(one.measured_s) for one, _ in parts)])
-    seconds = [prefill_seconds(one, load_device(one.device)) for one, _ in parts]
+    seconds = [seconds_of(one, load_device(one.device)) for one, _ in parts]
     measured = np.concatenate([one.measured_s for one, _ in parts])
     names = list(dict.fromkeys(one.device for one, _ in parts))
     device = np.concatenate([np.full(len(one.measured_s), float(names.index(one.device))) for one, _ in parts])
     batch = np.concatenate([one.shape["batch"] for one, _ in parts])
 
     def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
-        tiles = TileFit.model_construct(
-            exponentials=p[0], overlap=p[1], moved_width=p[2], cache_width=p[3], window_edge=p[4]
-        )
-        told = []
-        for (_, fit), second, start, end in zip(parts, seconds, ends, ends[1:], strict=False):
-            told.append(second(fit.model_copy(update={"tiles": tiles}), rows[start:end]))
-        return np.concatenate(told)
+        spans = zip(parts, seconds, ends, ends[1:], strict=False)
+        return np.concatenate([second(told(fit, p), rows[start:end]) for (_, fit), second, start, end in spans])
 
     keys = {"device": device} if len(names) > 1 else {"batch": batch}
-    fitted = fit_with_left_out(predict, BOUNDS, measured, keys, left_out=check)
-    exponentials, overlap, moved, cached, edge = (digits(value) for value in fitted.parameters)
-    rows = f"prefill of {', '.join(dict.fromkeys(one.kernel for one, _ in parts))}, on {', '.join(names)}"
-    return TileFit(
-        exponentials=exponentials, overlap=overlap, moved_width=moved, cache_width=cached, window_edge=edge,
-        quality=fitted.quality(rows),
-    )  # fmt: skip
+    fitted = fit_with_left_out(predict, bounds, measured, keys, left_out=check)
+    kernels = ", ".join(dict.fromkeys(one.kernel for one, _ in parts))
+    return fitted, f"{parts[0][0].kind} of {kernels}, on {', '.join(names)}"
 
 
 def with_tiles(constants: DeviceCalibration, tiles: Mapping[tuple[str, str], TileFit]) -> DeviceCalibration:
@@ -115,15 +179,24 @@ def with_kernels(constants: DeviceCalibration, series: Sequence[Series], *, chec
     return added([fit_prefill(one, device, first, check=check) for one in others], constants) if others else constants
 
 
-def main(table: str, folder: str) -> None:
-    """Write the tiles of all kernels of a table, and kernels with one width, into the calibrations of a folder."""
+def with_windows(constants: DeviceCalibration, window: WindowFit | None) -> DeviceCalibration:
+    """Constants of a device whose `UNSPLIT` kernel reads windows so."""
+    decode = tuple(
+        fit.model_copy(update={"window": window}) if SAME_KERNEL.get(fit.kernel, fit.kernel) == UNSPLIT else fit
+        for fit in constants.decode
+    )
+    return constants.model_copy(update={"decode": decode})
+
+
+def main(prompts: str, decodes: str, folder: str) -> None:
+    """Write the tiles of all kernels of two tables, and kernels with one width, into the calibrations of a folder."""
     files = sorted(Path(folder).glob("*.yaml"))
     held = {path: load_device_calibration(path.stem, file=path) for path in files}
-    series = read_series(Path(table))
-    tiles = fit_tiles(series, {path.stem: one for path, one in held.items()})
+    series, own = read_series(Path(prompts)), {path.stem: one for path, one in held.items()}
+    tiles, window = fit_tiles(series, own), fit_windows(read_series(Path(decodes)), own)
     for path, one in held.items():
         if not one.told:
-            write_atomic(path, calibration_text(with_kernels(with_tiles(one, tiles), series)))
+            write_atomic(path, calibration_text(with_windows(with_kernels(with_tiles(one, tiles), series), window)))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rlperf.specs.calibration import (
     CollectiveFit,
     CollectivePoint,
     DecodeFit,
+    DeviceCalibration,
     DispatchFit,
     GemmFit,
     PrefillFit,
@@ -160,19 +161,29 @@ def fit_prefill(series: Series, device: Device, base: PrefillFit, *, check: bool
     return KernelFit("prefill", constants, fitted, series, seconds)
 
 
-def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelFit:
-    """Paged decode attention."""
+def decode_seconds(series: Series, device: Device) -> Seconds:
+    """Seconds of paged decode attention of a series, keys and values in L2 as far as they fit."""
     b, s, h, g, d = (series.shape[name] for name in ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"))
-    seen = _within_window(series, s)
+    seen, windowed = _within_window(series, s), series.shape["window_size"] > 0.0
+
+    def seconds(fit: DecodeFit, r: BoolArray) -> FloatArray:
+        heads = Heads(h[r], g[r], d[r])
+        return decode_with(device, fit, heads, b[r], (b * seen)[r], cached=True, windowed=windowed[r])
+
+    return seconds
+
+
+def fit_decode(series: Series, device: Device, base: DeviceCalibration, *, check: bool = True) -> KernelFit:
+    """Paged decode attention; what a kernel takes for windows is that of ``base``."""
+    same = (fit for fit in base.decode if (fit.kernel, fit.kv_dtype) == (series.kernel, series.dtype))
+    window = next((fit.window for fit in same), None)
+    seconds = decode_seconds(series, device)
 
     def build(p: FloatArray) -> DecodeFit:
         return DecodeFit.model_construct(
             kernel=series.kernel, kv_dtype=series.dtype, fixed=p[0], memory=p[1], per_pair=p[2], per_request=p[3],
-            cached=p[4], per_head=p[5], long_fixed=p[6],
+            cached=p[4], per_head=p[5], long_fixed=p[6], window=window,
         )  # fmt: skip
-
-    def seconds(fit: DecodeFit, r: BoolArray) -> FloatArray:
-        return decode_with(device, fit, Heads(h[r], g[r], d[r]), b[r], (b * seen)[r], cached=True)
 
     bounds = Bounds.of(
         (1e-8, 1e-5, 1e-4), (0.05, 0.8, BEST_READ), (1e-11, 1e-8, 1e-6), (1e-12, 1e-9, 1e-6), (1e-3, 0.5, 5.0),
@@ -185,7 +196,7 @@ def fit_decode(series: Series, device: Device, *, check: bool = True) -> KernelF
             "kernel": series.kernel, "kv_dtype": series.dtype, "fixed": microseconds(p[0]), "memory": digits(p[1]),
             "per_pair": microseconds(p[2]), "per_request": microseconds(p[3]), "cached": digits(p[4]),
             "per_head": microseconds(p[5]),
-            "long_fixed": microseconds(p[6]), "quality": fitted.quality(series.name),
+            "long_fixed": microseconds(p[6]), "window": window, "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
     return KernelFit("decode", constants, fitted, series, seconds)

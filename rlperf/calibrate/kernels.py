@@ -113,7 +113,7 @@ def fit_series(
         elif one.kind == "prefill":
             fits.append(fit_prefill(one, device, base.prefill[0], check=check))
         elif one.kind == "decode":
-            fits.append(fit_decode(one, device, check=check))
+            fits.append(fit_decode(one, device, base, check=check))
         elif one.kind == "moe" and (one.variant != "power_law_1.2" or (one.kernel, one.dtype) not in balanced):
             skewed = _skewed(usable, one) if one.variant != "power_law_1.2" else None
             fits.append(fit_moe(one, device, skewed, check=check))

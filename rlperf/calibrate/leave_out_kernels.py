@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlperf.calibrate.attention_tiles import fit_tiles, with_tiles
+from rlperf.calibrate.attention_tiles import fit_tiles, fit_windows, with_tiles, with_windows
 from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import fit_series
@@ -25,7 +25,7 @@ from rlperf.cost.sparse import sparse_fit
 from rlperf.cost.streams import streams_fit
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
-from rlperf.specs.calibration import DeviceCalibration, Spread, TileFit, load_device_calibration
+from rlperf.specs.calibration import DeviceCalibration, Spread, load_device_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware, lent_by, load_hardware
 from rlperf.specs.profiles import load_device
@@ -67,7 +67,7 @@ def _own_constants(name: str) -> DeviceCalibration | None:
 def _group(device: Device, series: Sequence[Series]) -> LeftOutGroup:
     mine = [one for one in series if one.device == device.name]
     own, stranger = load_device_calibration(device.name), strangers_constants(device)
-    stranger = with_tiles(stranger, _others_tiles([one for one in series if one.device != device.name]))
+    stranger = _with_others_tiles(stranger, [one for one in series if one.device != device.name])
     seen: list[PredictedFigure] = []
     left: list[PredictedFigure] = []
     hw, borrowed = replace(load_hardware(device.name), calibration=stranger), set()
@@ -84,10 +84,12 @@ def _group(device: Device, series: Sequence[Series]) -> LeftOutGroup:
     return LeftOutGroup(device.name, len(seen), tuple(seen), tuple(left), ", ".join(sorted(borrowed)))
 
 
-def _others_tiles(series: Sequence[Series]) -> dict[tuple[str, str], TileFit]:
-    """Tiles as timings of other devices tell them: what calibrations hold was told with the one left out, too."""
+def _with_others_tiles(stranger: DeviceCalibration, series: Sequence[Series]) -> DeviceCalibration:
+    """Tiles and windows as timings of other devices tell them: what is shipped was told with the one left out, too."""
     constants = {name: one for name in {one.device for one in series} if (one := _own_constants(name)) is not None}
-    return fit_tiles(series, constants, check=False)
+    if any(one.kind == "decode" for one in series):
+        stranger = with_windows(stranger, fit_windows(series, constants, check=False))
+    return with_tiles(stranger, fit_tiles(series, constants, check=False))
 
 
 def strangers_constants(device: Device) -> DeviceCalibration:

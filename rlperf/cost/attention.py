@@ -11,7 +11,7 @@ import numpy as np
 from rlperf.cost.dtypes import cache_bytes
 from rlperf.cost.roofline import Array, as_float, joined, sheet_flop_per_s, sheet_peak
 from rlperf.layout import FloatArray
-from rlperf.specs.calibration import DecodeFit, PrefillFit
+from rlperf.specs.calibration import DecodeFit, PrefillFit, WindowFit
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 
@@ -234,6 +234,10 @@ def packed_attention_s(
     return flash_with(hw.device, fit, n, pairs, longest, 0.0, heads, backward=backward, trains=True)
 
 
+USUAL_CLOCK = 2e9
+"""Boost clock of a device that states none [Hz]."""
+
+
 def decode_with(
     device: Device,
     fit: DecodeFit,
@@ -242,6 +246,7 @@ def decode_with(
     kv_tokens: Array,
     *,
     cached: bool = False,
+    windowed: Array = False,
 ) -> FloatArray:
     r"""Seconds of paged decode attention, one query token per request, with given constants.
 
@@ -255,9 +260,19 @@ def decode_with(
     requests : r [1]
     kv_tokens : K, cached tokens read, summed over the requests [tokens]
     cached : the same keys and values were just read, as in kernel benchmarks (L2)
+    windowed : the layer has a window, however short the context
 
     Notes
     -----
+    Most kernels split the keys of a request over multiprocessors, in a window as elsewhere. FlashAttention-2 does not
+    (``fit.window``): one multiprocessor reads the window of a request's query head, :math:`\beta` bytes a clock, and
+    :math:`\lceil r h / SM \rceil` of them one after the other,
+
+    .. math::
+
+        t = t_w + \max\left(\left\lceil \frac{r h}{SM} \right\rceil
+            \left(t_s + \frac{2 (K/r) d\,b}{\beta f}\right), \frac{2 K g d\,b}{W e_w}\right)
+
     fp8 caches reach a lower share of the bandwidth (their own constants): far less than twice the rate. Fitted for
     head_dim 128, 1..1024 requests, 512..131072 tokens.
     """
@@ -269,7 +284,18 @@ def decode_with(
     context = kv / np.maximum(r, 1.0)
     long = np.clip(np.log2(np.maximum(context, 1.0) / 256.0) / 4.0, 0.0, 1.0)
     each = fit.per_request + fit.per_pair * g + fit.per_head * as_float(heads.heads)
-    return np.where(r > 0, fit.fixed + fit.long_fixed * long + memory_s + r * each, 0.0)
+    seconds = fit.fixed + fit.long_fixed * long + memory_s + r * each
+    if fit.window is not None and np.any(windowed):
+        seconds = np.where(windowed, _window_s(device, fit.window, heads, r, moved), seconds)
+    return np.where(r > 0, seconds, 0.0)
+
+
+def _window_s(device: Device, fit: WindowFit, heads: Heads, requests: FloatArray, moved: FloatArray) -> FloatArray:
+    """Seconds of windows that are not split, ``moved`` bytes of keys and values of all requests: see `decode_with`."""
+    each = moved / np.maximum(requests * as_float(heads.kv_heads), 1.0)
+    alone = fit.start + each / (fit.bytes_per_clock * (device.boost_clock or USUAL_CLOCK))
+    waves = np.ceil(requests * as_float(heads.heads) / float(device.multiprocessors or 100))
+    return np.asarray(fit.fixed + np.maximum(waves * alone, moved / (device.memory_bandwidth * fit.memory)))
 
 
 def decode_attention_s(
@@ -280,11 +306,12 @@ def decode_attention_s(
     *,
     kv_dtype: str = "bf16",
     kernel: str | None = None,
+    windowed: bool = False,
 ) -> FloatArray:
     """Seconds of paged decode attention with the device's constants, cache in memory: see `decode_with`."""
     fit, _ = decode_fit(hw, kv_dtype, kernel)
     factor = cache_bytes(kv_dtype) / cache_bytes(fit.kv_dtype)
-    return decode_with(hw.device, fit, heads, requests, as_float(kv_tokens) * factor)
+    return decode_with(hw.device, fit, heads, requests, as_float(kv_tokens) * factor, windowed=windowed)
 
 
 def latent_decode_attention_s(

@@ -114,6 +114,16 @@ class PrefillFit(Frozen):
     quality: Quality = Quality()
 
 
+class WindowFit(Frozen):
+    """How a decode kernel reads windows whose keys it does not split over multiprocessors."""
+
+    fixed: Seconds = Field(description="kernel start and end")
+    start: Seconds = Field(description="of one query head of a request, before it reads")
+    bytes_per_clock: PositiveFloat = Field(description="that one multiprocessor reads, at the boost clock")
+    memory: PositiveFloat = Field(description="share of the bandwidth that all of them reach together")
+    quality: Quality = Quality()
+
+
 class DecodeFit(Frozen):
     """Constants of paged decode attention; the form is `rlperf.cost.attention.decode_with`."""
 
@@ -126,6 +136,7 @@ class DecodeFit(Frozen):
     per_head: Seconds = Field(0.0, description="per request and query head")
     per_request: Seconds = Field(0.0, description="per request")
     cached: float = Field(0.0, ge=0.0, description="extra rate of keys and values that are still in L2")
+    window: WindowFit | None = Field(None, description="of a kernel that does not split the keys of a window")
     quality: Quality = Quality()
 
 

@@ -70,7 +70,7 @@ class Full(Softmax):
         """Paged decode."""
         seconds = decode_attention_s(
             replica.hw, Heads(replica.heads(self.arch), replica.kv_heads(self.arch), self.mean_dim), requests, kv,
-            kv_dtype=replica.kv_dtype, kernel=replica.engine.decode_kernel,
+            kv_dtype=replica.kv_dtype, kernel=replica.engine.decode_kernel, windowed=self.window is not None,
         )  # fmt: skip
         values = 2.0 * kv * replica.kv_heads(self.arch) * self.mean_dim
         flop = 4.0 * kv * replica.heads(self.arch) * self.mean_dim

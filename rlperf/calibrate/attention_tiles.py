@@ -57,7 +57,8 @@ def fit_tiles(
     timed = [
         (one, fit)
         for one in series
-        if (fit := own_fit(one, constants.get(one.device))) is not None and len(np.unique(one.shape["head_dim"])) > 1
+        if one.kind == "prefill" and one.device in constants and len(np.unique(one.shape["head_dim"])) > 1
+        if (fit := own_fit(one, constants[one.device].prefill)) is not None
     ]
     found = {}
     for kernel in dict.fromkeys((one.kernel, one.dtype) for one, _ in timed):
@@ -74,14 +75,13 @@ def fit_windows(
     series: Sequence[Series], constants: Mapping[str, DeviceCalibration], *, check: bool = True
 ) -> WindowFit | None:
     """Decodes of `UNSPLIT` in windows, beside the devices' own constants of full contexts; None: nobody timed it."""
-    parts = [
+    timed = [
         (one.take((one.shape["window_size"] > 0.0) & (one.shape["head_dim"] <= WIDEST)), fit)
         for one in series
-        if one.kind == "decode" and one.kernel == UNSPLIT
-        for fit in (constants[one.device].decode if one.device in constants else ())
-        if (fit.kernel, fit.kv_dtype) == (one.kernel, one.dtype)
+        if one.kind == "decode" and one.kernel == UNSPLIT and one.device in constants
+        if (fit := own_fit(one, constants[one.device].decode)) is not None
     ]
-    parts = [(one, fit) for one, fit in parts if len(one.measured_s)]
+    parts = [(one, fit) for one, fit in timed if len(one.measured_s)]
     if not parts:
         return None
 
@@ -100,10 +100,9 @@ def fit_windows(
     )  # fmt: skip
 
 
-def own_fit(series: Series, constants: DeviceCalibration | None) -> PrefillFit | None:
-    """A device's constants of the very kernel of a series."""
-    own = constants.prefill if constants and series.kind == "prefill" else ()
-    return next((fit for fit in own if (fit.kernel, fit.kv_dtype) == (series.kernel, series.dtype)), None)
+def own_fit(series: Series, fits: Sequence[Own]) -> Own | None:
+    """Of a device's constants those of the very kernel of a series."""
+    return next((fit for fit in fits if (fit.kernel, fit.kv_dtype) == (series.kernel, series.dtype)), None)
 
 
 def _fit(timed: Sequence[tuple[Series, PrefillFit]], check: bool) -> TileFit:
@@ -174,7 +173,7 @@ def with_kernels(constants: DeviceCalibration, series: Sequence[Series], *, chec
         for one in series
         if one.device == device.name
         and np.max(one.shape["head_dim"]) <= WIDEST
-        and (len(np.unique(one.shape["head_dim"])) == 1 or own_fit(one, constants) is None)
+        and (len(np.unique(one.shape["head_dim"])) == 1 or own_fit(one, constants.prefill) is None)
     ]
     return added([fit_prefill(one, device, first, check=check) for one in others], constants) if others else constants
 

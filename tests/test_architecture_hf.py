@@ -253,7 +253,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "kimi_k2"}, "kv_lora_rank: is missing"),
     ({"model_type": "nemotron_h"}, "hybrid_override_pattern: is missing"),
     ({"text_config": 5}, "text_config: 5 is not an object"),
-    ({"vision_config": {"model_type": "pixtral"}}, "vision_config.hidden_size: is missing"),
+    ({"vision_config": {"model_type": "moonvit"}}, "vision_config.hidden_size: is missing"),
+    ({"num_hidden_layers": 100_000_000}, "num_hidden_layers: no model has 100,000,000 layers"),
+    ({"intermediate_size": None}, "intermediate_size: is missing"),
     ({"vision_config": []}, "is not an object"),
 ]
 

@@ -160,8 +160,9 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 102400}),
     # swiss-ai/Apertus-70B-2509: 70.6B
     "Apertus-70B": (70.6e9, _shape("apertus", (8192, 80, 64, 8, 43008, 131072), qk_norm=True)),
-    # openbmb/MiniCPM4-8B: 8.19B
-    "MiniCPM4-8B": (8.19e9, _shape("minicpm", (4096, 32, 32, 2, 16384, 73448), scale_emb=12, dim_model_base=256)),
+    # openbmb/MiniCPM4-8B: 8.19B; its class ties the head where a file is silent, as that of MiniCPM-2B is
+    "MiniCPM4-8B": (8.19e9, _shape("minicpm", (4096, 32, 32, 2, 16384, 73448), scale_emb=12, dim_model_base=256,
+                                   tie_word_embeddings=False)),
     # internlm/Intern-S1: 241B
     "Intern-S1": (241e9, {
         "model_type": "interns1", "downsample_ratio": 0.5,

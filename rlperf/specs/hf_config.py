@@ -50,7 +50,7 @@ from rlperf.specs.hf_names import (
 from rlperf.specs.hf_numbers import further, linear_attention, state_space
 from rlperf.specs.hf_towers import audio_parameters, tower
 
-_MASKED = {"type_vocab_size": "bert", "attention_probs_dropout_prob": "bert-generation"}
+_MASKED = {"type_vocab_size": "bert", "attention_probs_dropout_prob": "bert-generation", "mask_token_id": "llada"}
 """Fields of masked models, segments of their input first, and whose layers an unknown model_type with one has."""
 _GROUPED = {"full", "sliding", "block_sparse", "compressed"}
 """Mixers with key and value heads; latents have a key for every head, whatever a file says of them."""
@@ -341,7 +341,8 @@ def _lookup_parameters(given: Given, hidden: int) -> int:
     low_rank = layers * 2 * fields.optional("laurel_rank") * hidden
     hashed, wide = len(fields.items("ple_layer_ids")), fields.optional("ple_embed_dim", default=hidden)
     hashed *= wide * (fields.optional("ngram_vocab_size_base") + (fields.optional(*STREAMS, default=1) + 1) * hidden)
-    return beside + streams + low_rank + hashed + sum(rows) * fields.optional("engram_head_dim")
+    ngrams = fields.optional("ngram_vocab_size_ratio") * fields.optional("vocab_size") * hidden  # LongCat-Flash-Lite
+    return beside + streams + low_rank + hashed + ngrams + sum(rows) * fields.optional("engram_head_dim")
 
 
 def _image_experts(given: Given, values: Mapping[str, Any]) -> int:
@@ -393,7 +394,8 @@ def _dense_width(given: Given, hidden: int) -> int:
         return fields.optional("n_inner") or given.family.ffn_times * hidden
     if given.kind == "mpt" and not fields.has("intermediate_size"):
         return round(fields.number("expansion_ratio", default=4.0) * hidden)
-    return fields.need(*DENSE_WIDTH, *SHARED_WIDTH) // (2 if given.family.ffn_pairs else 1)
+    widths = (*DENSE_WIDTH, *SHARED_WIDTH)  # where none is given, the name that most files use is said to be missing
+    return fields.need(*(widths if fields.has(*widths) else FFN)) // (2 if given.family.ffn_pairs else 1)
 
 
 def _learned_positions(given: Given) -> int:

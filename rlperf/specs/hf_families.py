@@ -312,7 +312,9 @@ FAMILIES: dict[str, Family] = {
         latent=True, attention_gate=True, gate_reads_queries=True, left_out="gates of low rank behind norms"
     ),
     "youtu": replace(_LATENT, tied=True),
-    "minicpm": Family(left_out="sparse attention where a file switches it on (InfLLM: costed as full attention)"),
+    "minicpm": Family(
+        tied=True, left_out="sparse attention where a file switches it on (InfLLM: costed as full attention)"
+    ),
     "minicpm3": replace(_LATENT, tied=True),
     "hy_v4": _HY_V4,
     "hy_v4_vl": _HY_V4,
@@ -396,6 +398,8 @@ REFUSED: dict[str, str] = {
     "hrm": "its layers run in cycles of two depths, which rlperf does not model",
     "dory": _LOOPS,
     "inkling2_loop": _LOOPS,
+    "ouro": _LOOPS,
+    "huginn_raven": _LOOPS,
     "moshi": "it generates several streams of audio codes by a second decoder, which rlperf does not model",
     "phi4flash": "its second half reads one cache through gated memory units, which rlperf does not model",
 }

@@ -19,6 +19,7 @@ from rlperf.specs.hf_halves import FULL, NONE, Given, Mixer, ReadHalf
 
 INDEXED = {word for word, kind in names.WORDS.items() if kind == "indexed"}
 """Words of layers in front of which an index chooses keys; a list that has one leaves the others without one."""
+_MOST_LAYERS = 10_000
 LATENT_KINDS = ("latent", "sliding_latent", "sparse", "sparse_reusing")
 
 
@@ -28,8 +29,11 @@ def count_layers(fields: Fields) -> int:
         for name in ("layers_block_type", "block_configs", "layer_types", "hybrid_override_pattern"):
             listed = fields.data.get(name)
             if isinstance(listed, list | str) and listed:
-                return min(len(listed), 10_000)
-    return min(fields.need(*names.LAYERS), 10_000)
+                return min(len(listed), _MOST_LAYERS)
+    stated = fields.need(*names.LAYERS)
+    if stated > _MOST_LAYERS:
+        fields.note(next(name for name in names.LAYERS if fields.has(name)), f"no model has {stated:,} layers")
+    return min(stated, _MOST_LAYERS)
 
 
 def halves(given: Given) -> tuple[list[Mixer], list[ReadHalf]]:

@@ -136,12 +136,12 @@ WORDS: dict[str, str] = {
 STRUCTURE = (
     r"mamba|ssm|rwkv|retention|delta|linear_|lightning|conv|compress|sparse|index|moe|expert|mixer|hyper|hc_|engram"
     r"|altup|laurel|recurr|memory|layer_type|block_|pattern|lora_rank|latent|kv_shared|cla|share|per_layer|attn_type"
-    r"|sliding|window|cross_|state"
+    r"|sliding|window|cross_|state|loop|ut_steps|recurs|repeat|diffus"
 )
 """Fields with such a part change what layers are; of an unknown model_type each must be understood."""
 HARMLESS = (
-    r"router|aux|loss|norm|group|scal|bias|act|dtype|jitter|capacity|dropout|init|eps|cache|rope|method|func|ep_size"
-    r"|limit|coef|theta|impl|kernel_type|temperature|token|return|output|gradient|quant|class|flash|freq_base|interleave"
-    r"|use_sliding_window|max_window_layers|load_balanc|noaux|version|fp32|bf16|a_log|_dt_|eigval|no_rope"
+    r"router|aux|loss|norm|group|scal|bias|act|dtype|jitter|capacity|dropout|init|(?<!t)eps|cache|rope|method|func"
+    r"|ep_size|limit|coef|theta|impl|kernel_type|temperature|token|return|output|gradient|quant|class|flash|freq_base"
+    r"|interleave|use_sliding_window|max_window_layers|load_balanc|noaux|version|fp32|bf16|a_log|_dt_|eigval|no_rope"
 )
 """Fields with such a part do not, whatever else they are called."""

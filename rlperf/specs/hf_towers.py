@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from rlperf.specs.architecture import VisionTower
+from rlperf.specs.hf_defaults import class_sizes
 from rlperf.specs.hf_fields import Fields
 from rlperf.specs.hf_vision import (
     FFN_WIDTHS,
@@ -267,6 +268,7 @@ def tower(outer: Fields, text_hidden: int) -> tuple[VisionTower | None, tuple[st
     kinds.append(kinds[1].removesuffix("_vision"))
     if vision.has("fullatt_block_indexes"):
         kinds.append("qwen2_5_vl")
+    vision.data = {**class_sizes(kinds[1]), **vision.data}
     known = next((kind for kind in (" ".join(kinds[:2]), *kinds) if kind in TOWERS), "")
     if known:
         return TOWERS[known](vision, outer, text_hidden), ()

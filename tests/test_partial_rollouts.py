@@ -10,7 +10,7 @@ import pytest
 from rlperf.api import ask, plan_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import plan_texts
-from rlperf.frameworks.imports import import_config
+from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.specs.job import Job
 from rlperf.techniques import frameworks_with
@@ -54,7 +54,9 @@ def test_keys_are_written_and_read_back(framework: str, tmp_path: Path) -> None:
     assert "--partial-rollout" in text and f"--over-sampling-batch-size {flight}" in text
     assert "over_provision" not in texts["EXPORT.md"].partition("cannot")[2]
     (tmp_path / name).write_text(text)
-    back = import_config([tmp_path / name], framework).run.batch
+    imported = import_config([tmp_path / name], framework)
+    back = imported.run.batch
+    assert ask(job_of(imported)).job.limits.staleness == 1, "the job of such a file was refused: it stated no staleness"
     assert back.over_provision * TASK["prompts_per_step"] == pytest.approx(flight)  # type: ignore[operator]
     (tmp_path / name).write_text(text.replace("--partial-rollout", ""))
     assert import_config([tmp_path / name], framework).run.batch.over_provision == 1.0

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import ExportError, InfeasibleError, SpecError
-from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.export import plan_texts, write_job, write_plan
 from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.fields import Target
-from rlperf.frameworks.imports import import_config, job_of
+from rlperf.frameworks.imports import import_config, job_of, understand
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
@@ -329,7 +329,7 @@ def test_what_a_file_says_of_teachers_and_verl_does_otherwise_is_told() -> None:
         **{f"{there}t{n}.{key}": value for n in (1, 2) for key, value in
            {"key": f"d{n}", "model_path": "Qwen/Qwen3-8B", "num_replicas": n, own: 2}.items()},
     }  # fmt: skip
-    scorers, used = read_scorers("verl", keys, Target(key_table("verl"), "0.9").defaults())
+    scorers, used = read_scorers(Run(), "verl", keys, Target(key_table("verl"), "0.9").defaults())
     assert [(each.name, each.devices, each.tensor_parallel) for each in scorers] == [("d1", 2, 2), ("d2", 4, 2)]
     assert used == set(keys)
     assert misled("verl", keys, scorers) == {
@@ -416,6 +416,27 @@ def test_openrlhf_loads_a_reward_model_only_without_a_reward_function() -> None:
     assert "reward.model_name_or_path" in beside and "reward.remote_url" not in beside
     with pytest.raises(ExportError, match="reward rm: devices of its own: 4; nearest: placement: shared"):
         keys(ScorerRun("rm", "reward", "own", "Qwen3-8B", 4))
+
+
+@pytest.mark.parametrize(("together", "placement", "devices"), [(True, "shared", 0), (False, "own", 8)])
+def test_a_reward_model_of_openrlhf_is_read_where_it_is_loaded(together: bool, placement: str, devices: int) -> None:
+    """None was read, so that a file's own prediction had no reward model; an agent's turns were exported beside one."""
+    keys: dict[str, Any] = {"actor.num_nodes": 1, "actor.num_gpus_per_node": 8, "train.colocate_all": together}
+    model = {"reward.model_name_or_path": "Qwen/Qwen3-8B", "reward.num_nodes": 1, "reward.num_gpus_per_node": 8}
+
+    def read(more: dict[str, Any]) -> tuple[ScorerRun, ...]:
+        return understand(Source({**keys, **more}), "openrlhf==0.11").run.scorers
+
+    assert read({key: given for key, given in model.items() if "num" in key}) == (), "PPO names devices and no model"
+    (found,) = read(model)
+    assert (found.kind, found.placement, found.devices) == ("reward", placement, devices)
+    for other in ("reward.remote_url", "train.agent_func_path", "algo.dynamic_filtering_enable"):
+        assert read({**model, other: "agent.py"}) == ()
+        run = Run(
+            mode="colocated" if together else "disaggregated", devices_per_node=8, scorers=(replace(found, devices=8),)
+        )
+        with pytest.raises(ExportError, match=f"beside {other} none is loaded"):
+            scorer_settings(run, "openrlhf", Target(key_table("openrlhf"), "0.11"), {other})
 
 
 def test_defaults_run_on_what_scorers_leave() -> None:

@@ -186,7 +186,7 @@ def export_run(
     if carried is not None:
         emission = with_carried(emission, carried, before, adapter, target)
     if run.scorers:
-        beside = scorer_settings(run, adapter.name, target)
+        beside = scorer_settings(run, adapter.name, target, {s.key for s in emission.settings if s.value})
         kept = [s for s in emission.settings if not any(f"{new.key}.".startswith(f"{s.key}.") for new in beside)]
         emission = replace(emission, settings=(*kept, *beside), limitations=(*emission.limitations, *routed(run)))
     readable, unreadable = checkpoints(adapted, adapter.name, target)

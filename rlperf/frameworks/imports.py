@@ -102,7 +102,7 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     source = _with_names(source, target)
     try:
         run, understood = read_run(adapter, source, target)
-        scorers, read = read_scorers(adapter.name, source.keys, target.defaults(target.backend))
+        scorers, read = read_scorers(run, adapter.name, source.keys, target.defaults(target.backend))
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, SpecError):
             raise

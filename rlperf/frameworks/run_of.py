@@ -273,6 +273,9 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
         over_provision=(batch.over_provision,),
     )
     critic = [{"role": "critic", "placement": "own", "devices": run.critic_devices}] if run.critic_devices else []
+    ahead = run.staleness or run.traits.least_staleness
+    if batch.over_provision > 1.0:  # what goes on in the next rl_step is trained on a version late
+        ahead = max(ahead, 1)
     as_usual = run.old_policy == usual(framework, run.mode, run.trainer.backend, batch.updates)
     return Job.model_validate(
         {
@@ -289,7 +292,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "tasks": [task],
             "modes": run.mode,
             "weight_sync": run.weight_sync,
-            "limits": {"staleness": run.staleness or run.traits.least_staleness},
+            "limits": {"staleness": ahead},
             "pools": [_pool_spec("rollout", run.rollout), _pool_spec("trainer", run.trainer), *critic],
             "scorers": [_to_scorer(scorer) for scorer in run.scorers],
         }

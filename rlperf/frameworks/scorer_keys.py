@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -26,6 +26,7 @@ class ScorerKeys:
     switch : keys with the values that say that it is there; an import asks for all of them
     keys : key -> what of `ScorerRun` it states, or one of the words of `_words`
     together : whether only where one switch puts all roles on the trainer's devices, or only elsewhere; None: both
+    unless : keys beside which none is loaded, or no run starts
     entry : what the keys of the only scorer begin with, where several have an entry each under other names: every
         sequence then goes to the one whose ``key`` its row of the data names, on devices that they have together
     """
@@ -35,6 +36,7 @@ class ScorerKeys:
     switch: Mapping[str, Value]
     keys: Mapping[str, str] = field(default_factory=dict)
     together: bool | None = None
+    unless: tuple[str, ...] = ()
     entry: str = ""
 
     def in_version(self, target: Target) -> bool:
@@ -84,7 +86,9 @@ class ScorerKeys:
 
     def read(self, keys: Mapping[str, Value]) -> list[ScorerRun]:
         """The scorers that a file states, its version's defaults among the keys."""
-        if not all(key in keys and str(keys[key]).lower() == str(value).lower() for key, value in self.switch.items()):
+        switched = (str(keys.get(key)).lower() == str(value).lower() for key, value in self.switch.items())
+        named = self.switch or any(keys.get(key) for key, name in self.keys.items() if name == "checkpoint")
+        if not named or not all(switched) or any(keys.get(key) for key in self.unless):
             return []
         names = dict.fromkeys(k.removeprefix(self.entries).partition(".")[0] for k in keys if self.is_entry(k))
         if not names:
@@ -113,6 +117,8 @@ class ScorerKeys:
             if keys.get(key) is not None and "${" not in str(keys[key])
         }  # fmt: skip
         devices = int(stated.pop("nodes", 1)) * int(stated.pop("node_devices", 0))
+        if self.placement == "shared":
+            devices = 0
         architecture = str(stated.pop("checkpoint", ""))
         if "topk" not in str(stated.pop("loss", "topk")):
             stated.pop("top_k", None)
@@ -159,6 +165,8 @@ _BY_ROLE = {
     "reward.num_nodes": "nodes",
     "reward.num_gpus_per_node": "node_devices",
 }
+_NO_MODEL = ("reward.remote_url", "train.agent_func_path", "algo.dynamic_filtering_enable")
+"""Rewards are a function's or an agent's, and groups are filtered by no others (openrlhf/cli/train_ppo_ray.py 0.11)."""
 _NODES = {f"{_REWARD}nnodes": "nodes", f"{_REWARD}n_gpus_per_node": "node_devices"}
 SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
     "verl": (
@@ -223,8 +231,8 @@ SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
         ),
     ),
     "openrlhf": (  # train.colocate_all hands a reward model the actor's placement group, whatever its devices
-        ScorerKeys(("reward",), "own", {}, _BY_ROLE, together=False),
-        ScorerKeys(("reward",), "shared", {}, _BY_ROLE, together=True),
+        ScorerKeys(("reward",), "own", {}, _BY_ROLE, together=False, unless=_NO_MODEL),
+        ScorerKeys(("reward",), "shared", {}, _BY_ROLE, together=True, unless=_NO_MODEL),
     ),
     "areal": (ScorerKeys(("teacher",), "shared", {"teacher.engine_type": "train"}, {"teacher.path": "checkpoint"}),),
 }
@@ -237,8 +245,8 @@ def ways_of(kind: ScorerKind, framework: str, target: Target, *, together: bool)
     return [way for way in ways if way.in_version(target)]
 
 
-def scorer_settings(run: Run, framework: str, target: Target) -> list[Setting]:
-    """Settings of all scorers of a run.
+def scorer_settings(run: Run, framework: str, target: Target, beside: Collection[str] = ()) -> list[Setting]:
+    """Settings of all scorers of a run, in a file that has the keys ``beside``.
 
     Raises
     ------
@@ -259,6 +267,9 @@ def scorer_settings(run: Run, framework: str, target: Target) -> list[Setting]:
             raise ExportError(
                 "a scorer has no keys", f"{framework}=={target.version}", {f"{scorer.kind} {scorer.name}": why}
             )
+        if way and (against := [key for key in way.unless if key in beside]):
+            refused = {f"{scorer.kind} {scorer.name}": f"beside {', '.join(against)} none is loaded"}
+            raise ExportError("a scorer has no place", f"{framework}=={target.version}", refused)
         found += made
     return found
 
@@ -331,13 +342,13 @@ def misled(framework: str, keys: Mapping[str, Value], scorers: Sequence[ScorerRu
 
 
 def read_scorers(
-    framework: str, keys: Mapping[str, Value], defaults: Mapping[str, Value]
+    run: Run, framework: str, keys: Mapping[str, Value], defaults: Mapping[str, Value]
 ) -> tuple[tuple[ScorerRun, ...], frozenset[str]]:
-    """Scorers that a file's own keys state over its version's ``defaults``, and those keys."""
+    """Scorers that the own keys of a run's file state over its version's ``defaults``, and those keys."""
     found: list[ScorerRun] = []
     used: set[str] = set()
     for way in SCORER_KEYS.get(framework, ()):
-        if way.switch and (scorers := way.read({**defaults, **keys})):
+        if way.together in (None, run.together) and (scorers := way.read({**defaults, **keys})):
             found += scorers
             used |= way.used(keys)
     return tuple(found), frozenset(used)

@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 import rlperf
+from rlperf.cli.profiles import show
 from rlperf.errors import SpecError
 from rlperf.specs import profiles
 from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import load_hardware, timed_relative
 from rlperf.specs.profiles import (
     find_profile,
     load_cluster,
@@ -194,6 +196,28 @@ def test_a_broken_profile_lists_every_problem_with_its_line(tmp_path: Path) -> N
     assert f"{path}:{lines.index('memory: 80') + 1}: memory: 80 has no unit" in text
     assert f"{path}:{lines.index('powr: 700 W') + 1}: powr: unknown field (did you mean power?)" in text
     assert "but bytes_per_s is due" in text
+
+
+def test_a_device_borrows_from_the_first_relative_that_was_timed(tmp_path: Path) -> None:
+    """H20 has no kernels of its own, and h100 is another name: both were refused as relatives."""
+    folder = tmp_path / "devices"
+    for relative, timed in {"h20_sxm": "h200_sxm", "h100": "h100_sxm", "l40s": "l40s"}.items():
+        _copy("h800_sxm", folder / "mine.yaml", name="mine", relative=relative)
+        assert timed_relative(load_device("mine", tmp_path), tmp_path) == timed
+        assert load_hardware("mine", folder=tmp_path).calibration.extrapolated_from == timed
+    for relative in ("mine", "null"):
+        _copy("h800_sxm", folder / "mine.yaml", name="mine", relative=relative)
+        with pytest.raises(SpecError, match=r"let its profile name a relative of: a100_80g_sxm, b200_sxm"):
+            load_hardware("mine", folder=tmp_path)
+    _copy("h800_sxm", folder / "mine.yaml", name="mine", relative="l40sx")
+    with pytest.raises(SpecError, match=r"there is no device named 'l40sx' \(did you mean l40s\?\)"):
+        load_hardware("mine", folder=tmp_path)
+
+
+def test_show_says_what_is_wrong_with_the_file_of_a_device(tmp_path: Path) -> None:
+    path = _copy("h100_sxm", tmp_path / "devices" / "mine.yaml", name="mine", memory="80")
+    with pytest.raises(SpecError, match="memory: 80 has no unit"):
+        show(str(path))
 
 
 def test_a_cluster_of_an_unknown_device_is_refused(tmp_path: Path) -> None:

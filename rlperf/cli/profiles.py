@@ -79,6 +79,8 @@ def show(
         try:
             spec = load(name)
         except SpecError as error:
+            if Path(name).parent.name == f"{kind}s" and Path(name).is_file():
+                raise  # a file where profiles of this kind are kept, and what is wrong with it
             failures += error.problems
             continue
         _print(kind, spec, as_json, profiles.architecture_reading(name).note if kind == "architecture" else "")

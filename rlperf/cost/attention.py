@@ -61,12 +61,15 @@ def visible_pairs(
 
 
 def edge_pairs(fit: PrefillFit, query_tokens: Array, kv_tokens: Array, window: Array | None) -> FloatArray:
-    """Pairs outside its window that tiles of one sequence hold beside `visible_pairs` [1]; 0 where it sees all."""
+    """Pairs outside its window that tiles of one sequence hold beside `visible_pairs` [1]; 0 where it sees all.
+
+    No more than the window leaves out: tiles that hold every visible pair are those of a layer without one.
+    """
     q, k = as_float(query_tokens), as_float(kv_tokens)
     if window is None:
         return 0.0 * q * k
-    most = as_float(window)
-    return np.asarray(q * np.minimum(fit.tiles.window_edge, np.maximum(k - most, 0.0)))
+    left_out = visible_pairs(q, k) - visible_pairs(q, k, window=window)
+    return np.asarray(np.minimum(q * fit.tiles.window_edge, left_out))
 
 
 @dataclass(frozen=True)

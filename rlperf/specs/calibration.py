@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.errors import Problem, SpecError
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.profiles import search_path
 from rlperf.specs.reader import is_file, read_spec
@@ -366,10 +366,10 @@ def load_device_calibration(
         path = find_calibration(relative, "devices", folder)
         if path is not None:
             return _device_calibration(path).borrowed_by(device)
-    names = calibration_names("devices", folder)
+    timed = ", ".join(calibration_names("devices", folder))
     raise SpecError(
         Problem(
             f"no calibration for device {device!r}" + (f" nor for its relative {relative!r}" if relative else ""),
-            suggestion=did_you_mean(device, names) or "measure one with 'rlperf calibrate measure'",
+            suggestion=f"measure one with 'rlperf calibrate measure', or let its profile name a relative of: {timed}",
         )
     )

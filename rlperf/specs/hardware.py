@@ -16,6 +16,7 @@ from rlperf.specs.calibration import (
     SparseFit,
     StreamsFit,
     calibration_names,
+    find_calibration,
     load_device_calibration,
 )
 from rlperf.specs.cluster import Cluster, Device, Link
@@ -172,6 +173,19 @@ def lent_by(
     return at_published_rates(whole.model_copy(update={"moe": runs}), device, related)
 
 
+def timed_relative(device: Device, folder: Path | str | None = None) -> str | None:
+    """Whose constants a device borrows: the first of its relative, that one's relative and so on that was timed."""
+    asked, related = {device.name}, device
+    while related.relative:
+        related = load_device(related.relative, folder)
+        if find_calibration(related.name, "devices", folder) is not None:
+            return related.name
+        if related.name in asked:
+            break
+        asked.add(related.name)
+    return device.relative
+
+
 UNITS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a4_mxfp4": "fp4", "w4a8_mxfp4": "fp4"}
 """Units that a kernel of a dtype needs; those of weight-only formats and of 16 bits run anywhere."""
 
@@ -206,7 +220,8 @@ def load_hardware(
     sheet = load_device(device, folder)
     named = cluster or f"generic:{sheet.name}"
     machine = named if isinstance(named, Cluster) else load_cluster(named, folder=folder)
-    constants = load_device_calibration(sheet.name, relative=sheet.relative, file=calibration, folder=folder)
+    relative = timed_relative(sheet, folder)
+    constants = load_device_calibration(sheet.name, relative=relative, file=calibration, folder=folder)
     if constants.extrapolated_from:
         constants = lent_by(constants, load_device(constants.extrapolated_from, folder), sheet, folder)
     else:

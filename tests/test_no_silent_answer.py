@@ -9,6 +9,7 @@ import pytest
 
 from rlperf.api import ask, judge, predict_job, size_job
 from rlperf.errors import InfeasibleError, SpecError
+from rlperf.frameworks.expressible import precision_words
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.planner import plan_job
 from rlperf.report.plan_files import plan_yaml
@@ -190,10 +191,18 @@ def test_ppo_of_a_framework_that_is_planned_without_it_is_no_grpo(tmp_path: Path
 
 def test_four_bit_products_need_a_unit_for_them() -> None:
     """An H100 has none: nvfp4 was offered there with the rates of fp8, and won."""
-    four = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": ["bf16", "nvfp4"]}}]}
+    four = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": "nvfp4"}}]}
     with pytest.raises(SpecError, match=r"h100_sxm multiplies no nvfp4: .* \(fp8 where it has that; int4_wo or mxfp4 "):
         predict_job({**JOB, **four})
     assert predict_job({**JOB, **four, "cluster": "dgx_b200"}).rl_step_s > 0.0
+    several = Job.model_validate(
+        {**JOB, "pools": [{"role": "rollout", "settings": {"rollout_dtype": ["bf16", "nvfp4"]}}]}
+    )
+    taken = ask(several).job
+    assert taken.pool("rollout").settings.rollout_dtype == ("bf16",), "`size` over two devices was refused for one"
+    assert any("rollout_dtype nvfp4: not planned" in words for words in precision_words(several, taken))
+    on_b200 = several.model_copy(update={"cluster": "dgx_b200"})
+    assert ask(on_b200).job.pool("rollout").settings.rollout_dtype == ("bf16", "nvfp4")
     weights_alone = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": "mxfp4"}}]}
     assert predict_job({**JOB, **weights_alone}).rl_step_s > 0.0
     offered = gains(JOB, ("nvfp4 rollouts",)).rows[0]

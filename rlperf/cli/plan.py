@@ -60,7 +60,7 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
     """One plan; ``changes``: of the job's objective."""
     from rlperf.api import load_job
     from rlperf.frameworks.export import losses, plan_texts
-    from rlperf.frameworks.expressible import modes_words
+    from rlperf.frameworks.expressible import modes_words, precision_words
     from rlperf.plan.planner import plan_job
     from rlperf.report.plan_files import INPUTS, write_plan_files
     from rlperf.report.plan_text import print_plan
@@ -85,6 +85,8 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
         screen.print(f"assumed: {note}", markup=False)
     for words in modes_words(load_job(asked.job()), found.job):
         screen.print(f"modes: {words}", markup=False)
+    for words in precision_words(load_job(asked.job()), found.job):
+        screen.print(words, markup=False)
     print_plan(found, screen)
     used = {name for phase in found.phases for name in phase.predicted.calibration.ids}
     for path in (path for name, path in own_calibrations(asked.folder).items() if name in used):

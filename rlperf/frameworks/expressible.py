@@ -69,6 +69,16 @@ def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
     return tuple(words)
 
 
+def precision_words(asked: Job, taken: Job) -> tuple[str, ...]:
+    """Which of several precisions of the engines the framework has no key or their device no unit for, in words."""
+    words, device = [], taken.pool("rollout").cluster or taken.cluster
+    for name in ("rollout_dtype", "kv_dtype"):
+        given, kept = (getattr(job.pool("rollout").settings, name) or () for job in (asked, taken))
+        if gone := ", ".join(word for word in given if word not in kept):
+            words.append(f"{name} {gone}: not planned, as {taken.framework} has no key or {device} no unit for it")
+    return tuple(words)
+
+
 def native_backends(backends: Sequence[str], facts: FrameworkFacts, folder: Path | None = None) -> tuple[str, ...]:
     """For each backend the one whose keys the framework has for it; names that nobody knows are reported elsewhere."""
     known = trainer_names(folder)

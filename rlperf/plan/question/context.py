@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.question.contradictions import contradictions, incapable
+from rlperf.plan.question.contradictions import contradictions, incapable, with_units
 from rlperf.plan.question.demand import LengthSource, batches, shared_out
 from rlperf.plan.question.drafting import check_drafts, trained_draft
 from rlperf.plan.question.mixture import mixed
@@ -241,6 +241,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     cluster = attempt(lambda: load_cluster(job.cluster, **size, folder=folder), "cluster")
     hardware = attempt(lambda: load_hardware(cluster.device, cluster, folder=folder), "cluster") if cluster else None
     rollout_hardware = attempt(partial(_rollout_hardware, job, hardware, folder), "pools") if hardware else None
+    job = job if rollout_hardware is None else with_units(job, rollout_hardware.device)
     engine_name, engine_field = engine_named(job)
     engine = attempt(lambda: load_engine_calibration(engine_name, folder=folder), *engine_field)
     trainers = [

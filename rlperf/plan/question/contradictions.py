@@ -147,6 +147,22 @@ def _without_unit(
     return found
 
 
+def with_units(job: Job, device: Device) -> Job:
+    """The job without those of several precisions of its engines that their device has no unit for.
+
+    What is stated alone stays, to be refused by its name, and so do several of which none is left.
+    """
+    pool = job.pool("rollout")
+    given = {name: getattr(pool.settings, name) or () for name in ("rollout_dtype", "kv_dtype")}
+    able = {name: tuple(w for w in words if _lacking(w, name, device) is None) for name, words in given.items()}
+    kept = {name: words for name, words in able.items() if words and words != given[name]}
+    if not kept:
+        return job
+    narrowed = pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)})
+    pools = tuple(narrowed if each.role == "rollout" else each for each in job.pools)
+    return job.model_copy(update={"pools": pools})
+
+
 def _lacking(word: str, name: str, device: Device) -> tuple[str, str] | None:
     """(what its unit would be for, what to state instead) of a dtype, stated as ``name``, that a device does not have.
 

@@ -21,6 +21,7 @@ from rlperf.cost.roofline import gemm_with
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import load_device_calibration
 from rlperf.specs.hardware import load_hardware
+from rlperf.specs.profiles import profile_root
 from tests.recorded_torch import RecordedTorch
 
 FEW = ["gemm", "attention", "decode", "stream"]
@@ -172,6 +173,23 @@ def test_the_decode_loop_of_an_engine_is_told_from_two_lengths(tmp_path: Path, m
 def test_what_a_driver_calls_a_device_is_its_profile(driver: str, name: str) -> None:
     module = types.SimpleNamespace(get_device_name=lambda: driver)
     assert measure.device_name(measure.Backend("cuda", module, "", "nccl")) == name
+
+
+@pytest.mark.data
+def test_a_card_that_does_not_ship_is_fitted_by_the_file_of_its_profile(
+    measured_data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch = RecordedTorch(measured_data / "kernels", "h100_sxm", "NVIDIA Foo 48GB")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    files = measure.measure(["stream"], tmp_path)
+    with pytest.raises(SpecError, match=r"no device named 'nvidia_foo_48gb' \(.*the path of a profile of your own"):
+        fit_device(files, check=False)
+    sheet = (profile_root() / "devices" / "h100_sxm.yaml").read_text()
+    kept = [line for line in sheet.splitlines() if not line.startswith(("name:", "aliases:", "relative:"))]
+    own = tmp_path / "nvidia_foo_48gb.yaml"
+    own.write_text("\n".join(["name: nvidia_foo_48gb", *kept]))
+    found, fits = fit_device(files, str(own), check=False)
+    assert found.device == "nvidia_foo_48gb" and [fit.section for fit in fits] == ["stream"]
 
 
 def test_the_file_stands_alone(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_generic_cluster_of_every_device(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: load_device("h10"), "there is no device named 'h10' (did you mean h100?)"),
+        (lambda: load_device("h10"), "there is no device named 'h10' (did you mean h100, or the path of a profile of your own?)"),
         (lambda: load_device("zzz"), "rlperf profiles list"),
         (lambda: load_link("ib_nrd"), "did you mean ib_ndr?"),
         (lambda: load_cluster("dgx_h1000"), "did you mean dgx_h100?"),
@@ -210,7 +210,7 @@ def test_a_device_borrows_from_the_first_relative_that_was_timed(tmp_path: Path)
         with pytest.raises(SpecError, match=r"let its profile name a relative of: a100_80g_sxm, b200_sxm"):
             load_hardware("mine", folder=tmp_path)
     _copy("h800_sxm", folder / "mine.yaml", name="mine", relative="l40sx")
-    with pytest.raises(SpecError, match=r"there is no device named 'l40sx' \(did you mean l40s\?\)"):
+    with pytest.raises(SpecError, match=r"there is no device named 'l40sx' \(did you mean l40s, or the path of"):
         load_hardware("mine", folder=tmp_path)
 
 

@@ -109,7 +109,8 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
     near = nearest(wanted, spelt, alike=0.7 if kind == "architectures" else 0.6)
-    files = "the path of its config.json" if kind == "architectures" else ""
+    own = {"architectures": "the path of its config.json", "devices": "the path of a profile of your own"}
+    files = own.get(kind, "")
     said, listed = (f", or {files}", f"; or give {files}") if files else ("", "")
     hint = f"did you mean {spelt[near]}{said}?" if near else f"`rlperf profiles list` names all {len(known)}{listed}"
     raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))

@@ -107,8 +107,10 @@ def test_hybrid_mixers_by_hand() -> None:
     arch = _tiny(mixers=("linear",), linear_attention=linear)
     # in 8 x (2 x 3 keys, queries + 8 values + 8 gate + 2 x 2), convolution 14 x 4, A and dt, norm 4, out 8 x 8
     assert _layer(arch, "linear").parameters == 8 * 26 + 14 * 4 + 4 + 4 + 64
-    # no cache, but an fp32 state of 2 x 3 x 4 in both layers
-    assert _cached(arch) == (0, 2 * 24 * 2)
+    # no cache, but an fp32 state of 2 x 3 x 4 in both layers, and three tokens that the convolution reads again
+    assert _cached(arch) == (0, 2 * (24 * 2 + 14 * 3))
+    falcon = _cached(load_architecture("falcon-mamba-7b"))[1]
+    assert falcon == 64 * 8192 * (16 * 2 + 3)  # of Mamba-1 they are a tenth of the state
 
 
 def test_sliding_layers_are_told_apart() -> None:

@@ -96,7 +96,7 @@ def test_caches_of_new_kinds_by_hand() -> None:
     # MiniMax-M3: 4 key heads of 128, and an index key of 128 in all but the first three layers
     assert float(kv_bytes_per_token(_replica("MiniMax-M3"))) == 60 * 2 * 2 * 4 * 128 + 57 * 2 * 128
     # Kimi Linear: 20 layers with a state of 32 heads of 128 x 128 in 32 bits, 7 with a latent
-    assert float(kv_bytes_per_request(_replica("Kimi-Linear-48B-A3B"))) == 20 * 4 * 32 * 128 * 128
+    assert float(kv_bytes_per_request(_replica("Kimi-Linear-48B-A3B"))) == 20 * (4 * 32 * 128 * 128 + 2 * 3 * 4096 * 3)
     assert float(kv_bytes_per_token(_replica("Kimi-Linear-48B-A3B"))) == 7 * 2 * 576
 
 

@@ -38,8 +38,7 @@ class Kda(Linear):
     def other_parameters(self) -> int:
         """Convolutions of queries, keys and values; decay of every head and bias of every channel; norm."""
         lin = self.numbers
-        convolved = (2 * self.key_width + self.value_width) * lin.conv_kernel
-        return convolved + lin.value_heads + self.key_width + lin.value_head_dim
+        return self.convolved * self.taps + lin.value_heads + self.key_width + lin.value_head_dim
 
     def tensors(self) -> int:
         return super().tensors() + 2

@@ -36,6 +36,15 @@ class Linear(Recurrent):
         return self.numbers.value_heads * self.numbers.value_head_dim
 
     @property
+    def convolved(self) -> int:
+        """Queries, keys and values."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def taps(self) -> int:
+        return self.numbers.conv_kernel
+
+    @property
     def projected(self) -> int:
         """Queries, keys, values, gate; decay and step of every head."""
         return 2 * self.key_width + 2 * self.value_width + 2 * self.numbers.value_heads
@@ -43,7 +52,7 @@ class Linear(Recurrent):
     def other_parameters(self) -> int:
         """Convolution of queries, keys and values; decay and step bias of every head; norm."""
         lin = self.numbers
-        return (2 * self.key_width + self.value_width) * lin.conv_kernel + 2 * lin.value_heads + lin.value_head_dim
+        return self.convolved * self.taps + 2 * lin.value_heads + lin.value_head_dim
 
     def tensors(self) -> int:
         return super().tensors() + 4
@@ -54,5 +63,5 @@ class Linear(Recurrent):
 
     def kept(self, keeping: Keeping) -> Kept:
         """Projections, convolved q, k, v, chunk states, gated output (extrapolated)."""
-        values = 2 * (2 * self.key_width + self.value_width) + 3 * self.value_width
+        values = 2 * self.convolved + 3 * self.value_width
         return Kept(dense=(keeping.width * values + self.chunk_state_bytes) / keeping.tensor)

@@ -38,13 +38,17 @@ class Mamba(Recurrent):
         return self.value_width + 2 * self.numbers.groups * self.numbers.state
 
     @property
+    def taps(self) -> int:
+        return self.numbers.conv_kernel
+
+    @property
     def projected(self) -> int:
         """Gate, convolved part, step of every head."""
         return self.value_width + self.convolved + self.numbers.heads
 
     def other_parameters(self) -> int:
         """Convolution with its bias; A, D and step bias of every head; norm."""
-        return self.convolved * (self.numbers.conv_kernel + 1) + 3 * self.numbers.heads + self.value_width
+        return self.convolved * (self.taps + 1) + 3 * self.numbers.heads + self.value_width
 
     def scan_s(
         self, device: Device, fit: ScanFit, sequences: FloatArray, query: FloatArray, heads: FloatArray

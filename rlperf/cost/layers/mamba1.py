@@ -32,6 +32,14 @@ class Mamba1(Recurrent):
         return 2 * self.number("width")
 
     @property
+    def convolved(self) -> int:
+        return self.number("width")
+
+    @property
+    def taps(self) -> int:
+        return self.number("conv_kernel")
+
+    @property
     def value_width(self) -> int:
         return self.number("width")
 
@@ -48,7 +56,7 @@ class Mamba1(Recurrent):
         """Convolution with its bias; A, D and step bias of every channel; norms."""
         width, state = self.number("width"), self.number("state")
         norms = self.number("step_rank") + 2 * state if self.number("norms") else 0
-        return width * (self.number("conv_kernel") + 1) + width * (state + 2) + norms
+        return width * (self.taps + 1) + width * (state + 2) + norms
 
     def tensors(self) -> int:
         return super().tensors() + 5

@@ -134,8 +134,19 @@ class Recurrent(Layer, ABC):
         forward = self.scan_s(device.hw.device, fit, sequences, length, self.state.heads / device.tensor)
         return Seconds(forward, BACKWARD * forward, np.zeros(()))
 
+    @property
+    def convolved(self) -> int:
+        """Channels that a convolution over a few tokens sees [1]."""
+        return 0
+
+    @property
+    def taps(self) -> int:
+        """Tokens that the convolution sees [1]; 1: there is none."""
+        return 1
+
     def cache_bytes_per_request(self, replica: Replica) -> FloatArray:
-        return self.state_bytes / replica.attention_tensor
+        """The state, and in 16 bits the tokens that the convolution reads again."""
+        return (self.state_bytes + 2.0 * self.convolved * (self.taps - 1)) / replica.attention_tensor
 
     @property
     def chunk_state_bytes(self) -> float:

@@ -179,6 +179,9 @@ def test_what_does_not_fit_is_said_in_words(tmp_path: Path) -> None:
     pinned = [{"role": "rollout", "layout": {"tensor_parallel": 3}}]
     with pytest.raises(InfeasibleError, match="no rollout layout is left: degrees do not multiply"):
         rlperf.plan_job(written(tmp_path, pools=pinned))
+    eight = [{"role": "rollout", "layout": {"tensor_parallel": 8}}]  # 10 key heads, not that stages are 16 devices
+    with pytest.raises(InfeasibleError, match="no rollout layout is left: attention heads"):
+        rlperf.plan_job(written(tmp_path, architecture="Phi-3-medium-128k", pools=eight))
     with pytest.raises(InfeasibleError, match=r"the leanest trainer \(TP8 DP1.*recompute full\) needs"):
         rlperf.plan_job(written(tmp_path, architecture="Llama-3.1-405B", trainer_backends=["megatron"]))
 

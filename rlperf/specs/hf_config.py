@@ -54,6 +54,7 @@ _MASKED = {"type_vocab_size": "bert", "attention_probs_dropout_prob": "bert-gene
 """Fields of masked models, segments of their input first, and whose layers an unknown model_type with one has."""
 _GROUPED = {"full", "sliding", "block_sparse", "compressed"}
 """Mixers with key and value heads; latents have a key for every head, whatever a file says of them."""
+_LIKE = "--like FAMILY, in a job file like: FAMILY, reads it"
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -122,7 +123,7 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
         reason = REFUSED.get(kind) or (REFUSED["t5"] if two_stacks else None)
         masked = next((REFUSED[of] for name, of in _MASKED.items() if not known and part_of.has(name)), None)
         if reason or masked:
-            hint = None if reason else "--like FAMILY reads it as a decoder that it knows, with a wider interval"
+            hint = None if reason else f"{_LIKE} as a decoder that it knows, with a wider interval"
             part_of.note("model_type", f"{kind or 'this architecture'} cannot be modelled: {reason or masked}", hint)
             raise SpecError(outer.problems)
     kind = _known(fields, around) or kinds[0] or kinds[1]
@@ -218,7 +219,7 @@ def _left_unread(given: Given, like: str | None) -> tuple[str, ...]:
     given.fields.note(
         "model_type",
         f"rlperf does not know {given.kind!r}, nor what its {', '.join(left)} make of its layers",
-        "--like FAMILY reads it as one that it knows, with a wider interval",
+        f"{_LIKE} as one that it knows, with a wider interval",
     )
     return ()
 

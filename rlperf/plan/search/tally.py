@@ -120,10 +120,10 @@ def _rollout_misses(source: SplitColumns) -> list[str]:
 
 
 def _reasons(source: SplitColumns) -> list[str]:
-    """The first role without a layout, and what most of its columns fall to."""
+    """The first role without a layout, and what most of its columns fall to, those of other numbers of devices last."""
     for role, flags in (("rollout", source.rollout.flags), ("trainer", source.trainer_flags)):
         if not (flags == 0).any():
-            why = count_reasons(flags)
+            why = count_reasons(flags[(flags & int(Reject.DEVICES)) == 0]) or count_reasons(flags)
             most = f": {max(why, key=lambda reason: why[reason])}" if why else ""
             return [f"no {role} layout is left{most}"]
     return []

@@ -24,6 +24,7 @@ from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.scorer_keys import misled, read_scorers, scorer_settings
 from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.plan.answer.baseline import Defaults, _Judged, pinned_to
+from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import resolve
 from rlperf.plan.question.techniques import check_length
@@ -471,3 +472,13 @@ def test_sequences_end_as_the_simulated_ones_do() -> None:
     closed = ends.seconds(stage)[0]
     assert closed.mean() == pytest.approx(evaluation.rollouts[0].finish_s.mean(), rel=0.15)
     assert np.corrcoef(closed, evaluation.rollouts[0].finish_s)[0, 1] > 0.95
+
+
+def test_a_plan_pinned_is_the_plan_with_its_scorers() -> None:
+    """They stayed open in what a plan pins, by which plans are compared, and were served by an engine of no name."""
+    small = {**TEACHER, "architecture": "Qwen3-4B", "devices": [1, 2]}
+    plan = plan_job(Job.model_validate({**JOB, "modes": ["one_step_off"], "scorers": [small]}))
+    pinned, (chosen,) = job_of_plan(plan), plan.phases[0].scorers
+    assert (chosen.settings.backend, pinned.scorers[0].devices) == ("vllm", (chosen.devices,))
+    assert Job.model_validate(pinned.stated()).scorers == pinned.scorers
+    assert predict_job(pinned).rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s)

@@ -33,7 +33,8 @@ from rlperf.frameworks.offers import Predict, WhatIf, gain_findings, repaired, w
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
-from rlperf.plan.answer.prediction import cache_shortage, prediction_of
+from rlperf.plan.answer.prediction import prediction_of
+from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
@@ -170,14 +171,13 @@ def audit(
         findings += judged + (log_findings(given, predicted, log) if log else [])
     findings, then = repaired(findings, given, attempt, within(tell, 0.25, 0.25, "what would mend "))
     notes += [f"with the settings above it fits: {human_seconds(then.rl_step_s)} per rl_step predicted"] if then else []
+    short = "" if evaluation is None else cache_shortage(evaluation)
     if plan and predicted is not None:
         files, rest = imported.source.files, within(tell, 0.5, 0.5, "the best: ")
-        fails = _too_large(findings) or (evaluation is not None and cache_shortage(evaluation))
-        holds = then if fails else predicted  # what does not fit has no speed that a plan could miss
+        holds = then if _too_large(findings) or short else predicted  # what does not fit has no speed to miss
         best, note = best_of(job, facts, holds.rl_step_s if holds else np.inf, files, folder, rest)
         notes += [note] if note else []
-    against, short = compared(predicted, log), "" if evaluation is None else cache_shortage(evaluation)
-    unlike, told = "", ""
+    against, unlike, told = compared(predicted, log), "", ""
     if evaluation and log:
         unlike, told = _other_lengths(evaluation, log, job.tasks[0].workload), _told(evaluation, log)
     return Audit(

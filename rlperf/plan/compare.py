@@ -128,9 +128,11 @@ def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
         pool.pinned().model_copy(update={"cluster": asked[pool.role].cluster, "nodes": asked[pool.role].nodes})
         for pool in chosen.pools
     )
+    served = {each.name: each for each in chosen.scorers}
     changes: dict[str, object] = {
         "tasks": tasks,
         "modes": (chosen.mode,),
         "pools": pools,
+        "scorers": tuple(served[each.name].pinned(each) if each.name in served else each for each in plan.job.scorers),
     }
     return plan.job.model_copy(update=changes)

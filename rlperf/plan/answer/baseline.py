@@ -9,8 +9,9 @@ import numpy as np
 
 from rlperf.layout import FloatArray
 from rlperf.plan.answer.plan import DefaultsComparison
-from rlperf.plan.answer.prediction import cache_shortage, memory_uses
+from rlperf.plan.answer.prediction import memory_uses
 from rlperf.plan.judge.decisions import Decision, judged_objective
+from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import calibration_ids, stage_means, stage_sigma_array
 from rlperf.plan.question.context import Context, counting, with_stated

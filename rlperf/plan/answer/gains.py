@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
+from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.speculation import NONE
@@ -65,6 +66,9 @@ def _of_precision(context: Context, task: TaskContext, evaluation: Evaluation) -
             continue
         wide = evaluation.configuration.with_rollout(**{name: WIDE})
         without = Judge(context, task).evaluate(evaluation.demand, wide)
+        if short := cache_shortage(without):  # its seconds would be those of requests that evict one another
+            lines.append(f"{word} {words}: in {WIDE} this layout cannot run ({short})")
+            continue
         (now, then), (sent, plain) = (
             [float(getattr(e.seconds, stage).mean()) for e in (evaluation, without)]
             for stage in ("rollout_s", "weight_sync_s")

@@ -14,13 +14,13 @@ from rlperf.plan.answer.gains import gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
+from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Holding
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.rollout_columns import awake_limits
 from rlperf.plan.search.splits import usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
-from rlperf.sim.rl_step.engine import least_cache
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
@@ -148,13 +148,6 @@ def _cut(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
         better = "" if enough is None else f": max_response_tokens {enough:,} would cut {100 * FEW_CUT:.0f} %"
         words.append(f"{100 * cut:.1f} % of {whose} are cut at {cap:,} tokens and lose their reward{better}")
     return tuple(words)
-
-
-def cache_shortage(evaluation: Evaluation | Holding) -> str:
-    """Why the engine cannot run a single longest request, in words; empty where it can."""
-    held, request = float(evaluation.memory.kv_tokens[0]), evaluation.demand.request_tokens
-    words = f"the engine's cache holds {held:,.0f} tokens, a request up to {request:,.0f} and two blocks"
-    return "" if held >= least_cache(request) else words
 
 
 def memory_uses(context: Context, evaluation: Evaluation | Holding) -> dict[Role, MemoryUse]:

@@ -6,14 +6,21 @@ import numpy as np
 
 from rlperf.layout import Layout
 from rlperf.plan.judge.budgets import WORTH
-from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.evaluate import Evaluation, Holding, Judge
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.rollout_columns import FEWEST, awake_limits, memory_fractions
 from rlperf.plan.search.trainer_columns import hosts_hold
-from rlperf.sim.rl_step.engine import short_cache
+from rlperf.sim.rl_step.engine import least_cache, short_cache
 
 ANY = 1 << 30
 """Requests of an environment that sets no bound."""
+
+
+def cache_shortage(evaluation: Evaluation | Holding) -> str:
+    """Why the engine cannot run a single longest request, in words; empty where it can."""
+    held, request = float(evaluation.memory.kv_tokens[0]), evaluation.demand.request_tokens
+    words = f"the engine's cache holds {held:,.0f} tokens, a request up to {request:,.0f} and two blocks"
+    return "" if held >= least_cache(request) else words
 
 
 def with_more_cache(judge: Judge, evaluation: Evaluation) -> Configuration | None:

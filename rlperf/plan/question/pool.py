@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from rlperf.specs.frozen import Frozen
-from rlperf.specs.pool import LayoutValues, Placement, PoolSpec, Role, SettingsValues
+from rlperf.specs.pool import ATTRIBUTES, LayoutValues, Placement, PoolSpec, Role, SettingsValues
 from rlperf.specs.scorer import Scorer, ScorerKind
 
 
@@ -52,12 +52,14 @@ class ScorerPlan(Frozen):
     settings: SettingsValues
 
     def pinned(self, scorer: Scorer) -> Scorer:
-        """The job's scorer with nothing left open."""
+        """The job's scorer with nothing left open that an engine has."""
+        foreign = [each.name for each in ATTRIBUTES if not each.belongs_to("rollout") or each.name == "borrows"]
+        layout, settings = self.layout.pinned(), self.settings.pinned()
         decided = {
             "placement": (self.placement,),
             "devices": (self.devices,) if self.placement == "own" else None,
-            "layout": self.layout.pinned(),
-            "settings": self.settings.pinned(),
+            "layout": layout.model_copy(update={name: None for name in foreign if name in dict(layout)}),
+            "settings": settings.model_copy(update={name: None for name in foreign if name in dict(settings)}),
         }
         return scorer.model_copy(update=decided)
 

@@ -128,7 +128,7 @@ def _plan(there: Context, one: ScorerContext, columns: RolloutColumns, best: int
         layout=layout.values(),
         settings=settings.planned(
             "rollout",
-            backend=there.engine_profile.id,
+            backend=settings.backend or there.job.engine,
             max_running=int(columns.max_running[best]),
             memory_fraction=float(columns.memory_fraction[best]),
             cuda_graphs=settings.cuda_graphs is not False,

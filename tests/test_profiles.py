@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,13 @@ def test_a_device_borrows_from_the_first_relative_that_was_timed(tmp_path: Path)
     _copy("h800_sxm", folder / "mine.yaml", name="mine", relative="l40sx")
     with pytest.raises(SpecError, match=r"there is no device named 'l40sx' \(did you mean l40s, or the path of"):
         load_hardware("mine", folder=tmp_path)
+
+
+def test_the_reference_names_the_fields_that_a_device_needs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "profiles.md").read_text()
+    said = page.partition("Needed are ")[2].partition("; without")[0]
+    needed = set(re.findall(r"`(\w+)`", said))
+    assert needed == {name for name, field in Device.model_fields.items() if field.is_required()}
 
 
 def test_show_says_what_is_wrong_with_the_file_of_a_device(tmp_path: Path) -> None:

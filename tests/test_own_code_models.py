@@ -51,10 +51,14 @@ def test_totals_are_within_half_a_percent_of_model_cards(data: dict[str, Any], p
         ({"model_type": "ouro", "total_ut_steps": 4}, "ouro cannot be modelled: some of its layers run several times"),
         ({"model_type": "new", "total_ut_steps": 4}, "nor what its total_ut_steps make of its layers"),
         ({"model_type": "new", "num_loops": 4}, "nor what its num_loops make of its layers"),
+        ({"model_type": "new", "kv_compression_factor": 4}, "nor what its kv_compression_factor make of its layers"),
         ({"model_type": "new", "mask_token_id": 7}, "new cannot be modelled: it denoises a block of tokens at once"),
     ],
 )
 def test_what_runs_several_times_or_denoises_is_no_plain_decoder(changes: dict[str, Any], message: str) -> None:
-    """Ouro-2.6B runs its 48 layers four times: read as plain ones it had a quarter of its FLOPs and of its cache."""
+    """Ouro-2.6B runs its 48 layers four times: read as plain ones it had a quarter of its FLOPs and of its cache.
+
+    What a name holds by chance makes it no harmless one: `steps` has `eps`, and `factor` has `act`.
+    """
     with pytest.raises(SpecError, match=message):
         _read(MINICPM_2B, **changes)

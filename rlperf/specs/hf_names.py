@@ -140,7 +140,7 @@ STRUCTURE = (
 )
 """Fields with such a part change what layers are; of an unknown model_type each must be understood."""
 HARMLESS = (
-    r"router|aux|loss|norm|group|scal|bias|act|dtype|jitter|capacity|dropout|init|(?<!t)eps|cache|rope|method|func"
+    r"router|aux|loss|norm|group|scal|bias|(?<!f)act|dtype|jitter|capacity|dropout|init|(?<!t)eps|cache|rope|method|func"
     r"|ep_size|limit|coef|theta|impl|kernel_type|temperature|token|return|output|gradient|quant|class|flash|freq_base"
     r"|interleave|use_sliding_window|max_window_layers|load_balanc|noaux|version|fp32|bf16|a_log|_dt_|eigval|no_rope"
 )

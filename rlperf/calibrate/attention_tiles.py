@@ -179,10 +179,12 @@ def with_kernels(constants: DeviceCalibration, series: Sequence[Series], *, chec
 
 
 def with_windows(constants: DeviceCalibration, window: WindowFit | None) -> DeviceCalibration:
-    """Constants of a device whose `UNSPLIT` kernel reads windows so."""
+    """Constants of a device whose `UNSPLIT` kernel reads windows so.
+
+    Not of A100, which runs it by another name: how many of a kernel's blocks its larger memory holds was not timed.
+    """
     decode = tuple(
-        fit.model_copy(update={"window": window}) if SAME_KERNEL.get(fit.kernel, fit.kernel) == UNSPLIT else fit
-        for fit in constants.decode
+        fit.model_copy(update={"window": window}) if fit.kernel == UNSPLIT else fit for fit in constants.decode
     )
     return constants.model_copy(update={"decode": decode})
 

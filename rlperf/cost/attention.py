@@ -145,7 +145,7 @@ def flash_with(
 
         t = t_0 + \left(\left[\frac{F\,\nu(w/2)\,(1 + S_0 / 2\bar k)}{P e_c}\right]^6 +
             \left[\sigma \frac{2 \cdot 128\,w (k_{max} + S_0)}{P e_c / SM}\right]^6\right)^{1/6}
-            + \frac{4 q h w/2}{W e_m} + \frac{8 n_w \cdot 128\,(w/256)^\kappa g^\gamma}{W e_{kv}}
+            + \frac{4 \cdot 128\,q h\,(w/256)^\mu}{W e_m} + \frac{8 n_w \cdot 128\,(w/256)^\kappa g^\gamma}{W e_{kv}}
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ calibrations of OUT that hold the kernel.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -201,4 +201,7 @@ def main(prompts: str, decodes: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    for name in ("prompts", "decodes", "folder"):
+        parser.add_argument(name)
+    main(**vars(parser.parse_args()))

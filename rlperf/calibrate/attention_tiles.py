@@ -11,12 +11,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
-from rlperf.calibrate.kernel_fits import Seconds, decode_seconds, digits, fit_prefill, microseconds, prefill_seconds
+from rlperf.calibrate.kernel_fits import (
+    Own,
+    Seconds,
+    decode_seconds,
+    digits,
+    fit_prefill,
+    microseconds,
+    own_fit,
+    prefill_seconds,
+)
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import added, calibration_text
 from rlperf.layout import BoolArray, FloatArray
@@ -31,8 +39,6 @@ from rlperf.specs.calibration import (
 from rlperf.specs.cluster import Device
 from rlperf.specs.profiles import load_device
 from rlperf.specs.writer import write_atomic
-
-Own = TypeVar("Own", PrefillFit, DecodeFit)
 
 WIDEST = 256.0
 """Widest heads of a fit: those of 512 (Gemma 4) run other kernels, or in pieces."""
@@ -67,8 +73,8 @@ def fit_tiles(
 
 
 UNSPLIT = "flash_attn_fa2"
-"""The kernel whose decodes do not split the keys of a window: FlashAttention-2 reads 8,192 of them at 25 GB/s for every
-request and key head, on L40S and RTX PRO 6000 alike, and full contexts at the device's bandwidth."""
+"""The kernel whose decodes do not split the keys of a window: FlashAttention-2 reads 8,192 of them at 25 GB/s for a
+request's query head, on L40S and RTX PRO 6000 alike, and full contexts at the device's bandwidth."""
 
 
 def fit_windows(
@@ -98,11 +104,6 @@ def fit_windows(
             "memory": digits(memory), "quality": fitted.quality(rows),
         }
     )  # fmt: skip
-
-
-def own_fit(series: Series, fits: Sequence[Own]) -> Own | None:
-    """Of a device's constants those of the very kernel of a series."""
-    return next((fit for fit in fits if (fit.kernel, fit.kv_dtype) == (series.kernel, series.dtype)), None)
 
 
 def _fit(timed: Sequence[tuple[Series, PrefillFit]], check: bool) -> TileFit:

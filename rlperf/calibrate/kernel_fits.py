@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -117,6 +117,14 @@ def _within_window(series: Series, tokens: FloatArray) -> FloatArray:
     return np.where(window > 0.0, np.minimum(window, tokens), tokens)
 
 
+Own = TypeVar("Own", PrefillFit, DecodeFit)
+
+
+def own_fit(series: Series, fits: Sequence[Own]) -> Own | None:
+    """Of a device's constants those of the very kernel of a series."""
+    return next((fit for fit in fits if (fit.kernel, fit.kv_dtype) == (series.kernel, series.dtype)), None)
+
+
 def prefill_seconds(series: Series, device: Device) -> Seconds:
     """Seconds of flash attention over the whole prompts of a series, cache write included."""
     b, s, h, g, d = (series.shape[name] for name in ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"))
@@ -175,8 +183,8 @@ def decode_seconds(series: Series, device: Device) -> Seconds:
 
 def fit_decode(series: Series, device: Device, base: DeviceCalibration, *, check: bool = True) -> KernelFit:
     """Paged decode attention; what a kernel takes for windows is that of ``base``."""
-    same = (fit for fit in base.decode if (fit.kernel, fit.kv_dtype) == (series.kernel, series.dtype))
-    window = next((fit.window for fit in same), None)
+    own = own_fit(series, base.decode)
+    window = own.window if own else None
     seconds = decode_seconds(series, device)
 
     def build(p: FloatArray) -> DecodeFit:

@@ -65,6 +65,10 @@ def test_first_tokens_of_random_arrivals_are_those_of_events(
         (64, 1024, 1024, 1024, False, False),
         (8, 8192, 1024, 1024, True, True),
         (96, 1024, 512, 24, True, False),
+        (64, 8192, 8, 1024, True, False),
+        (256, 1024, 8, 1024, True, True),
+        (64, 1024, 1, 1024, True, False),
+        (16, 1024, 1, 1024, False, False),
     ],
 )
 def test_first_tokens_of_clients_that_begin_at_once_are_those_of_events(
@@ -97,6 +101,25 @@ def test_clients_that_begin_at_once_wait_for_one_another() -> None:
     assert float(apart) == pytest.approx(1.5)  # two at a time: 1, 1, 2 and 2 s
     rates = [float(serving.first_token_of_run_s(cost, served, 4, Load(100, 1000), each=k)) for k in (1, 10, np.inf)]
     assert rates[1] == pytest.approx(0.1 * rates[0] + 0.9 * rates[2])
+
+
+def test_prompts_beyond_the_budget_wait_for_their_first_token_and_for_no_other() -> None:
+    # engine_steps of 10 ms, and 10 ms more for the one prompt that fits: 50 clients take 50 of them
+    cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.zeros(2), host_s=0.01, prefill_per_request_s=0.01)
+    served = serving.closed_loop(cost, 50, Load(1000, 5, token_budget=1000))
+    assert float(served.tpot_s) == pytest.approx(0.02, rel=0.01)
+    assert float(served.ttft_s) == pytest.approx(46 * 0.02, rel=0.01)
+    assert float(served.running) == pytest.approx(4.0, rel=0.01)
+    assert float(served.output_tokens_per_s) == pytest.approx(5 / 0.02, rel=0.01)
+    for chunked in (True, False):  # nothing is written beside one token: 40 clients in fours, 10 ms + 4 x 10 ms each
+        read = serving.closed_loop(cost, 40, Load(100, 1, token_budget=400, chunked=chunked))
+        assert float(read.output_tokens_per_s) == pytest.approx(4 / 0.05)
+        assert float(read.ttft_s) == pytest.approx(40 / float(read.output_tokens_per_s))
+    full = serving.open_loop(cost, 55.0, Load(1000, 5, token_budget=1000), sent=100.0)  # 50 a second at most
+    assert float(full.tpot_s) == pytest.approx(0.02, rel=0.01)
+    assert float(full.ttft_s) == pytest.approx(46 * 0.02, rel=0.01)
+    offline = serving.queue_of(cost, 50.0, Load(1000, 5, token_budget=1000))
+    assert float(offline.tpot_s) == pytest.approx(0.02, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Load:
     @cached_property
     def steps(self) -> FloatArray:
         """Engine_steps of a request after its first token [1]."""
-        return np.maximum(as_float(self.osl) - 1.0, 1.0)
+        return np.maximum(as_float(self.osl) - 1.0, 0.0)
 
     @cached_property
     def context(self) -> FloatArray:
@@ -61,6 +61,12 @@ class Load:
         share = as_float(prompts) / self.chunks
         cached = beside * self.context
         return self.chunks * cost.engine_step_s(beside, cached, share * self.isl, share * self.pairs, share)
+
+    @cached_property
+    def room(self) -> FloatArray:
+        """Prompts that an engine_step holds [1], each with its decodes; any number where they go first."""
+        held = self.token_budget / (as_float(self.isl) + self.steps)
+        return np.where(self.chunked | (self.steps < 1.0), held, np.inf)
 
     def added_s(self, whole: FloatArray, decode: FloatArray) -> FloatArray:
         """Seconds that decodes wait for prompts: Δ, added to ``decode``, or ``whole`` steps of their own."""
@@ -89,7 +95,8 @@ def closed_loop(cost: EngineStepCost, concurrency: Array, load: Load, *, arrivin
 
     .. math::
 
-        t_{tpot} = t_{dec}(b, K) + \frac{\phi\,(c - 1)\,\Delta_g}{g\,n_o},\quad
+        t_{tpot} = t_{dec}(b, K) + \min\left(\frac{\phi\,(c - 1)}{n_o}, r\right) \frac{\Delta_g}{g},\quad
+        r = \frac{B}{n_i + n_o},\quad
         g = \min\left(\frac{\lambda}{1 - e^{-\lambda}}, \lfloor B / n_i \rfloor, c\right),\quad
         \lambda = \frac{c}{n_o},\quad
         b = \min\left(c \frac{n_o t_{tpot}}{n_o t_{tpot} + t_{ttft}},\ b_{max}\right)
@@ -106,20 +113,24 @@ def closed_loop(cost: EngineStepCost, concurrency: Array, load: Load, *, arrivin
     its way. An engine_step takes all waiting prompts that its budget holds (vLLM, SGLang and TensorRT-LLM alike), and
     clients that started together drift apart: an engine_step with prompts at all has g of them. Δ_g is what a group
     adds to the engine_step that it shares, or its own engine_step where prefill is not mixed with decode (SGLang
-    without ``enable_mixed_chunk``).
+    without ``enable_mixed_chunk``). Where more prompts come than r, all that an engine_step holds, they wait before
+    their first token: t_ttft then has max(φ (c - g) / r - n_o, 0) more engine_steps.
     """
-    c, steps = as_float(concurrency), load.steps
+    c, steps, later = as_float(concurrency), load.steps, np.maximum(load.steps, 1.0)
     running = slots = np.minimum(c, load.max_running)
-    together = _together(slots / steps if arriving is None else as_float(arriving))
+    together = _together(slots / later if arriving is None else as_float(arriving))
     fit = np.floor(load.token_budget / as_float(load.isl))
     group = np.clip(np.minimum(fit, together), 1.0, np.maximum(slots, 1.0))
     tpot = ttft = alone = load.prompts_s(cost)
-    others, least = np.maximum(slots - 1.0, 0.0), np.minimum(slots, 1.0)
+    others, ahead = (load.interference * np.maximum(slots - own, 0.0) for own in (1.0, group))
+    least = np.minimum(slots, np.minimum(steps, 1.0))
     for _ in range(12):
         decode = cost.decode_s(running, running * load.context)
-        whole = load.prompts_s(cost, running, group)
-        tpot = decode + load.interference * others * load.added_s(whole, decode) / (group * steps)
-        ttft = np.where(c <= 1.0, alone, whole if load.chunked else whole + decode / 2.0)
+        whole, beside = load.prompts_s(cost, running, group), decode * np.minimum(steps, 1.0)
+        delay = np.minimum(others / later, load.room) * load.added_s(whole, beside) / group
+        tpot = decode + delay
+        ttft = np.where(c <= 1.0, alone, whole if load.chunked else whole + beside / 2.0)
+        ttft = ttft + np.maximum(ahead / load.room - steps, 0.0) * (beside + delay)
         share = steps * tpot / (steps * tpot + ttft)
         before, running = running, np.maximum(0.5 * (running + slots * share), least)
         if np.array_equal(before, running):
@@ -156,7 +167,7 @@ def first_token_of_run_s(
     cycle, queued = slots * load.osl / served.output_tokens_per_s, np.maximum(c - slots, 0.0)
     others = np.maximum(slots - 1.0, 0.0)
     rate, running = load.interference * others / cycle, served.running * others / np.maximum(slots, 1.0)
-    later = _arrival_s(cost, rate, running, load)
+    later = np.maximum(_arrival_s(cost, rate, running, load), cycle - load.steps * served.tpot_s)
     first = _start_s(cost, slots, load) + queued / c * (queued / slots + 1.0) * cycle / 2.0
     return np.asarray(first / k + (1.0 - 1.0 / k) * (later + queued / slots * cycle))
 
@@ -184,13 +195,12 @@ def _together(arriving: FloatArray) -> FloatArray:
 def static_batch(cost: EngineStepCost, batch: Array, load: Load) -> Served:
     """All requests start together: prompts first, then decode in step until all are done (equal lengths)."""
     b = as_float(batch)
-    steps = np.maximum(as_float(load.osl) - 1.0, 0.0)
     tokens = b * load.isl
     chunks = np.maximum(np.ceil(tokens / load.token_budget), 1.0)
     ttft = chunks * cost.engine_step_s(0.0, 0.0, tokens / chunks, b * load.pairs / chunks, b / chunks)
     # linear between contexts: the mean engine_step is the one at the mean context
     tpot = cost.decode_s(b, b * load.context)
-    return Served(ttft, tpot, b * load.osl / (ttft + steps * tpot), b)
+    return Served(ttft, tpot, b * load.osl / (ttft + load.steps * tpot), b)
 
 
 def open_loop(cost: EngineStepCost, rate_per_s: Array, load: Load, *, sent: FloatArray | float = 8192.0) -> Served:
@@ -208,7 +218,8 @@ def open_loop(cost: EngineStepCost, rate_per_s: Array, load: Load, *, sent: Floa
     most = np.minimum(load.max_running, as_float(sent) / 2.0)
     served, clients = _in_flight(partial(closed_loop, cost, load=load), rate, load, most)
     running = np.minimum(served.running, clients)
-    return replace(served, ttft_s=_arrival_s(cost, rate, running, load))
+    first = _arrival_s(cost, rate, running, load)
+    return replace(served, ttft_s=np.where(clients < most, first, np.maximum(first, served.ttft_s)))
 
 
 def _arrival_s(cost: EngineStepCost, rate: FloatArray, running: FloatArray, load: Load) -> FloatArray:
@@ -237,7 +248,7 @@ def _in_flight(
     served = loop(clients, arriving=1.0)
     for _ in range(TURNS):
         served = loop(clients, arriving=rate * served.tpot_s)
-        wanted = rate * (served.ttft_s + np.maximum(as_float(load.osl) - 1.0, 0.0) * served.tpot_s)
+        wanted = rate * (served.ttft_s + load.steps * served.tpot_s)
         wanted = np.where(np.isfinite(wanted), wanted, 2.0 * most)
         apart = np.where(clients == before, np.inf, clients - before)
         slope = np.clip((wanted - wanted_before) / apart, 0.0, STEEPEST)
@@ -332,8 +343,8 @@ def queue_of(cost: EngineStepCost, sent: Array, load: Load) -> Served:
     prompt = load.added_s(load.prompts_s(cost, b, group), full) / group
     fill = np.ceil(b * load.isl / load.token_budget) * np.maximum(2.0 * half - full, 0.0)
     seconds = osl * (waves * full + (rest > 0.0) * last) + n * prompt + fill
-    beside = (1.0 - 0.5 * b / n) * (b - 1.0) * prompt / np.maximum(osl - 1.0, 1.0)
-    tpot = (waves * b * full + rest * last) / n + beside
+    beside = np.minimum((1.0 - 0.5 * b / n) * (b - 1.0) / np.maximum(load.steps, 1.0), load.room)
+    tpot = (waves * b * full + rest * last) / n + beside * prompt
     before = waves * (b * (waves - 1.0) / 2.0 + rest) / n  # waves that a request waits for
     first = _start_s(cost, b, load) + before * (osl * full + b * prompt)
     return Served(first, tpot, n * osl / seconds, n * osl * tpot / seconds)

@@ -68,6 +68,18 @@ def test_thin_product_is_bound_by_the_weights() -> None:
     assert float(gemm_s(H100, 1, 28672, 8192)) == pytest.approx(ideal, rel=0.05)
 
 
+@pytest.mark.parametrize(("dtype", "at_most"), [("bf16", 1.3), ("fp8", 1.5)])
+def test_few_tokens_are_read_where_the_peak_is_low(dtype: str, at_most: float) -> None:
+    # an H20 has a sixth of the products of an H200 and 0.83 of its bandwidth: 64 empty rows would take twice the read
+    h20, rows = load_hardware("h20_sxm"), np.arange(1, 200)
+    seconds = gemm_s(h20, rows, 28672, 4096, dtype)
+    read = 28672 * 4096 * (2.0 if dtype == "bf16" else 1.0) / h20.device.memory_bandwidth
+    assert read < seconds[0] < at_most * read
+    assert np.all(seconds >= 2.0 * rows * 28672 * 4096 / sheet_flop_per_s(h20, dtype))
+    assert np.min(seconds[1:] / seconds[:-1]) >= 1.0 and np.max(seconds[1:] / seconds[:-1]) < 1.17
+    assert gemm_fit(load_hardware("gh200_96g"), dtype)[0].rows == 64.0  # the chip that was timed
+
+
 def test_narrow_weights_cost_fewer_bytes() -> None:
     wide, narrow = (float(gemm_s(H100, 1, 16384, 16384, dtype)) for dtype in ("bf16", "fp8"))
     assert 0.45 < narrow / wide < 0.75

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -55,10 +57,23 @@ def gemm_fit(hw: Hardware, dtype: str) -> tuple[GemmFit, bool]:
     return hw.calibration.gemm[0], True
 
 
-TILES = ((64, 64), (64, 128), (128, 128), (128, 256))
+TILES = ((64.0, 64.0), (64.0, 128.0), (128.0, 128.0), (128.0, 256.0))
 """Tile shapes that a library of kernels offers (rows x columns of the output)."""
 SPLITS = (1, 4)
 """Ways to cut the inner length so that few tiles keep all multiprocessors busy."""
+
+
+def shapes_for(fit: GemmFit, m: FloatArray) -> Iterator[tuple[FloatArray | float, float, FloatArray | float]]:
+    """Rows and columns of every tile, and the rows of a tile of the device timed that is as efficient [1].
+
+    `TILES`; and where the peak is lower than there (``fit.rows``), up to 256 tokens in one tile that holds them.
+    """
+    for rows, columns in TILES:
+        yield rows, columns, rows
+    if fit.rows < TILES[0][0]:
+        few = fit.rows * np.ceil(np.minimum(m, 256.0) / fit.rows)
+        like = np.minimum(few * TILES[0][0] / fit.rows, 256.0)
+        yield np.where(m <= 256.0, few, 128.0), 128.0, np.where(m <= 256.0, like, 128.0)
 
 
 def gemm_with(
@@ -100,8 +115,8 @@ def gemm_with(
     if cached and fit.cached > 0.0 and device.l2_cache:
         memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (L2_SHARE * device.l2_cache)) ** 3))
     best: FloatArray | None = None
-    for rows, columns in TILES:
-        full = (1.0 + fit.reuse * (1 / 128 + 1 / 256)) / (1.0 + fit.reuse * (1 / rows + 1 / columns))
+    for rows, columns, like in shapes_for(fit, m):
+        full = (1.0 + fit.reuse * (1 / 128 + 1 / 256)) / (1.0 + fit.reuse * (1 / like + 1 / columns))
         tiles = np.ceil(m / rows) * np.ceil(n / columns)
         for parts in SPLITS:
             waves = tiles * parts / multiprocessors

@@ -69,6 +69,7 @@ class GemmFit(Frozen):
         0.0, ge=0.0, description="loss of small tiles: values of reuse at which a tile is half as fast"
     )
     split: Seconds = Field(0.0, description="reduction pass of a product split along k")
+    rows: PositiveFloat = Field(64.0, description="rows of the narrowest tile, which few tokens leave partly empty")
     cached: float = Field(0.0, ge=0.0, description="extra rate of operands that are still in L2, over memory's")
     quantise_fixed: Seconds = Field(0.0, description="launch of the pass that quantises the activations")
     quantise_memory: float = Field(0.0, ge=0.0, description="share of the bandwidth in that pass; 0 = no such pass")

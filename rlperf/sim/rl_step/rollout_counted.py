@@ -7,8 +7,10 @@ once and every engine shape costs a product (`StepCensus`). ``docs/theory/rl_ste
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -22,8 +24,8 @@ from rlperf.sim.rollout.closed_form import StepCensus, paced, take_census
 from rlperf.sim.rollout.lent import AT, joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN
-from rlperf.sim.rollout.rollout import simulate_rollout
-from rlperf.sim.rollout.routing import route
+from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
+from rlperf.sim.rollout.routing import may_be_last, route
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.pool import Settings
 
@@ -33,17 +35,25 @@ HEAVIEST = 1
 """Replicas that are busy longest whose engine_steps the closed form counts, beside that of the longest trajectory."""
 
 
-@dataclass(frozen=True)
-class SecondsWithin:
-    """Seconds under some limits, and whether a larger cache or more places could have changed them [s]."""
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, eq=False)
+class Within(Generic[Found]):
+    """What was found under some limits, and whether a larger cache or more places could have changed it."""
 
     limits: EngineLimits
-    seconds: float
+    found: Found
     full_cache: bool
     full_places: bool
 
+    @classmethod
+    def of(cls, limits: EngineLimits, found: Found, served: Sequence[RolloutResult]) -> Within[Found]:
+        """What the rollouts that were ``served`` under some limits come to."""
+        return cls(limits, found, any(s.full_cache for s in served), any(s.full_places for s in served))
+
     def holds(self, limits: EngineLimits) -> bool:
-        """Whether they are the same under other limits: where one of them was no limit, under any that is larger."""
+        """Whether it is the same under other limits: where one of them was no limit, under any that is larger."""
         own = self.limits
         cache = limits.kv_tokens == own.kv_tokens or (not self.full_cache and limits.kv_tokens > own.kv_tokens)
         places = limits.max_running == own.max_running or (
@@ -133,24 +143,25 @@ class Counted:
         kv_tokens = limits.kv_tokens if limits.kv_tokens < 2.0 * most * longest else np.inf
         return replace(limits, kv_tokens=kv_tokens, max_running=min(limits.max_running, most))
 
-    def apart_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, apart: Apart) -> SecondsWithin:
+    def apart_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, apart: Apart) -> Within[float]:
         """Makespan where prompts are read apart, mean over the rl_steps that are counted [s]."""
         served = [simulate_apart(table, replicas, apart, cost=cost, limits=limits) for table in self.tables]
         seconds = float(np.mean([each.makespan_s for each in served]))
-        full_cache, full_places = (
-            any(getattr(each, name) for each in served) for name in ("full_cache", "full_places")
-        )
+        within = Within.of(limits, seconds, served)
         # the first guess of what writing takes is at so many requests, which places bound
-        guessed = full_places or limits.max_running < -(-max(map(len, self.tables)) // (replicas - apart.readers))
-        return SecondsWithin(limits, seconds, full_cache, guessed)
+        guessed = limits.max_running < -(-max(map(len, self.tables)) // (replicas - apart.readers))
+        return replace(within, full_places=within.full_places or guessed)
 
-    def lent_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, more: int) -> FloatArray:
-        """Makespan where ``more`` replicas join, as a share of that alone, mean over the rl_steps counted ``[AT]``."""
-        curves = []
-        for table in self.tables:
-            alone = simulate_rollout(table, replicas, cost=cost, limits=limits)
-            curves.append(joined_curve_s(table, alone, more, cost=cost, limits=limits) / alone.makespan_s)
-        return np.asarray(np.mean(curves, axis=0))
+    def lent_s(self, cost: EngineStepCost, limits: EngineLimits, replicas: int, more: int) -> Within[FloatArray]:
+        """Makespan where ``more`` replicas join, as a share of that alone, mean over the rl_steps counted ``[AT]``.
+
+        Whoever joins leaves each with no more than it has alone: what is no limit then is none with them.
+        """
+        curves, served = [], [simulate_rollout(table, replicas, cost=cost, limits=limits) for table in self.tables]
+        for table, alone in zip(self.tables, served, strict=True):
+            curve = joined_curve_s(table, alone, more, cost=cost, limits=limits, heaviest=HEAVIEST)
+            curves.append(curve / alone.makespan_s)
+        return Within.of(limits, np.asarray(np.mean(curves, axis=0)), served)
 
 
 def counted_lent_s(
@@ -163,15 +174,18 @@ def counted_lent_s(
     (arguments: `counted_seconds`).
     """
     curves = np.ones((len(e), len(AT)))
-    known: dict[tuple[int, EngineLimits], FloatArray] = {}
+    known: dict[int, list[Within[FloatArray]]] = {}
     for position, engine in enumerate(e.tolist()):
         replicas, more = int(layout.data_parallel[position]), lent // int(layout.replica_devices[position])
+        if not more:
+            continue
         limits = engine_limits(settings, float(kv_tokens[position]), int(running[position]))
-        bound = counted.bound(limits, replicas)
-        if more and (engine, bound) not in known:
-            known[engine, bound] = counted.lent_s(costs[engine], bound, replicas, more)
-        if more:
-            curves[position] = known[engine, bound]
+        bound, tried = counted.bound(limits, replicas), known.setdefault(engine, [])
+        curve = next((each for each in tried if each.holds(bound)), None)
+        if curve is None:
+            curve = counted.lent_s(costs[engine], bound, replicas, more)
+            tried.append(curve)
+        curves[position] = curve.found
     return curves
 
 
@@ -191,7 +205,7 @@ def counted_seconds(
     makespan, steady, again = (np.zeros(len(e)) for _ in range(3))
     demand, flow = counted.demand, counted.flow
     known: dict[tuple[int, int], float] = {}
-    simulated: dict[int, list[SecondsWithin]] = {}
+    simulated: dict[int, list[Within[float]]] = {}
     flowing: dict[tuple[int, float], tuple[float, float]] = {}
     for position, engine in enumerate(e.tolist()):
         apart = aparts[engine]
@@ -212,7 +226,7 @@ def counted_seconds(
             if served is None:
                 served = counted.apart_s(costs[engine], bound, replicas + readers, apart)
                 tried.append(served)
-            makespan[position] = demand.batch.rounds * served.seconds
+            makespan[position] = demand.batch.rounds * served.found
             continue
         points = _concurrency(limits, counted.tables, replicas, flow.context)
         for concurrency, _ in points:
@@ -266,9 +280,8 @@ def _slowest_replicas(table: Trajectories, replicas: int, pace_s: float, slots: 
     alone = table.generated_tokens * pace_s + np.add.reduceat(table.tool_latency_s, table.offsets[:-1])
     work = np.bincount(chosen, alone, replicas)
     busy = work if slots is None else np.array([_listed_s(alone[chosen == r], slots) for r in range(replicas)])
-    longest = np.argsort(-busy, kind="stable")[:HEAVIEST]
-    slowest = {*longest.tolist(), int(chosen[int(np.argmax(alone))])}
-    return [table.take(np.flatnonzero(chosen == r)) for r in sorted(slowest) if work[r] > 0]
+    slowest = may_be_last(chosen, alone, busy, HEAVIEST).tolist()
+    return [table.take(np.flatnonzero(chosen == r)) for r in slowest if work[r] > 0]
 
 
 def _listed_s(seconds: FloatArray, slots: int) -> float:

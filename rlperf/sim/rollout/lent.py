@@ -22,6 +22,7 @@ from rlperf.layout import BoolArray, FloatArray
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
+from rlperf.sim.rollout.routing import may_be_last
 from rlperf.sim.rollout.static import prefix_hits
 from rlperf.sim.rollout.tail import continued, generated_at
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -32,11 +33,12 @@ AT: FloatArray = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9
 
 def joined_s(
     trajectories: Trajectories, alone: RolloutResult, more: int, at_s: float, *, cost: EngineStepCost,
-    limits: EngineLimits, options: EngineOptions = PLAIN,
+    limits: EngineLimits, options: EngineOptions = PLAIN, heaviest: int | None = None,
 ) -> float:  # fmt: skip
     """R'(a): makespan of single-turn trajectories where ``more`` equal replicas join at ``at_s`` [s].
 
-    ``alone``: the rollout that they join, simulated to its end.
+    ``alone``: the rollout that they join, simulated to its end. ``heaviest``: of what is dealt anew only so many
+    replicas are simulated that have most left to write, and that of the longest rest; None: all.
 
     >>> cost = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), decode_per_request_s=1.0)
     >>> limits, work = EngineLimits(kv_tokens=np.inf, max_running=8), Trajectories.of(1, [20, 20])
@@ -60,7 +62,13 @@ def joined_s(
     context = trajectories.prompt_tokens + had
     cached = np.where(moved > 0, 0, np.where(had > 0, context - 1, hits))
     served = replace(continued(trajectories, had), cached_tokens=cached, shared_tokens=None).take(left)
-    result = simulate_rollout(served, own + more, cost=cost, limits=limits, routing=place[left], options=options)
+    dealt, replicas = place[left], own + more
+    if heaviest is not None and heaviest + 1 < replicas:
+        rest = (trajectories.response_tokens - had)[left].astype(np.float64)
+        last = may_be_last(dealt, rest, np.bincount(dealt, rest, replicas), heaviest)
+        some = np.isin(dealt, last)
+        served, dealt, replicas = served.take(some), np.searchsorted(last, dealt[some]), len(last)
+    result = simulate_rollout(served, replicas, cost=cost, limits=limits, routing=dealt, options=options)
     return at_s + result.makespan_s
 
 
@@ -76,11 +84,14 @@ def _kept(count: int, share: float) -> BoolArray:
 
 def joined_curve_s(
     trajectories: Trajectories, alone: RolloutResult, more: int, *, cost: EngineStepCost, limits: EngineLimits,
-    options: EngineOptions = PLAIN,
+    options: EngineOptions = PLAIN, heaviest: int | None = None,
 ) -> FloatArray:  # fmt: skip
-    """R' where ``more`` replicas, one at least, join at each of `AT` of the makespan alone [s] ``[AT]``."""
+    """R' where ``more`` replicas, one at least, join at each of `AT` of the makespan alone [s] ``[AT]``.
+
+    Arguments: `joined_s`.
+    """
     ends = [
-        joined_s(trajectories, alone, more, at, cost=cost, limits=limits, options=options)
+        joined_s(trajectories, alone, more, at, cost=cost, limits=limits, options=options, heaviest=heaviest)
         for at in (AT[:-1] * alone.makespan_s).tolist()
     ]
     return np.array([*ends, alone.makespan_s])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from rlperf.errors import SpecError, did_you_mean
 from rlperf.layout import FloatArray, IntArray
@@ -80,3 +81,18 @@ def telling_replicas(trajectories: Trajectories, replicas: int) -> IntArray:
     evenly = fullest[np.linspace(0, replicas - 1, count - count // 2 + 1).round().astype(np.int64)]
     wanted = [*fullest[: count // 2].tolist(), int(longest), *evenly[1:].tolist()]
     return np.array(sorted(set(wanted)), dtype=np.int64)
+
+
+def may_be_last(chosen: IntArray, alone: npt.ArrayLike, busy: npt.ArrayLike, count: int) -> IntArray:
+    """Replicas that may be the last, in order: the ``count`` that are busy longest, and that of the longest request.
+
+    Parameters
+    ----------
+    chosen, alone : replica of every request, and how long it takes by itself ``[requests]``
+    busy : how long each replica has work ``[replicas]``
+
+    >>> may_be_last(np.array([0, 0, 1, 2]), np.array([3.0, 3.0, 5.0, 1.0]), np.array([6.0, 5.0, 1.0]), 1).tolist()
+    [0, 1]
+    """
+    busiest = np.argsort(-np.asarray(busy), kind="stable")[:count]
+    return np.unique([*busiest.tolist(), int(chosen[int(np.argmax(alone))])])

@@ -152,11 +152,27 @@ def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:
     assert any("no queueing" in reason for reason in report.refused)
 
 
+def test_weights_that_no_device_holds_are_refused(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        served_row(row_id="a", architecture="DeepSeek-V3", gemm_dtype="fp8", tensor_parallel=8, n_gpus=8),
+        served_row(row_id="b", architecture="Qwen3-30B-A3B", gpu="rtx_4090", attention_data_parallel=""),
+        served_row(row_id="c", architecture="Qwen3-30B-A3B", engine_version="0.12.0", attention_data_parallel=""),
+    )
+    report = validate_file(path, "inference")
+    assert any("fp8 weights of DeepSeek-V3 take 85." in reason for reason in report.refused)
+    # one device is at hand: seven more for copies of the attention are none of it
+    assert any("GB of each of 1 rtx_4090, which have 25.7" in reason for reason in report.refused)
+    assert {one.row_id for one in report.predictions} == {"c"}
+    case = case_of(read_table(path).rows[2])
+    assert (case.devices, case.load, case.attention_data) == (1, 16.0, 1)
+
+
 def test_blanks_are_filled_in_and_named(tmp_path: Path) -> None:
     path = table(
         tmp_path,
         served_row(architecture="Qwen3-235B-A22B", gpu="h200_sxm", tensor_parallel=2, n_gpus=2, gemm_dtype="fp8",
-                   attention_data_parallel="", engine_version="0.12.0"),
+                   attention_data_parallel="", engine_version="0.12.0", group="aic_silicon"),
         served_row(row_id="b", architecture="DeepSeek-V3", gpu="h200_sxm", gemm_dtype="fp8", attention_data_parallel="",
                    engine="sglang", n_gpus=8, tensor_parallel=1),
     )  # fmt: skip
@@ -164,7 +180,7 @@ def test_blanks_are_filled_in_and_named(tmp_path: Path) -> None:
     assert (first.tensor, first.attention_data, first.expert, first.load) == (8, 4, 8, 64.0)
     assert second.attention_data == 8  # what makes the weights fit
     assert any("attention_data_parallel" in text for text in (*first.assumed, *second.assumed))
-    assert len(first.assumed) == 4
+    assert len(first.assumed) == 5  # that the same prompts are sent again, too
 
 
 def test_options_of_a_publication_outrank_the_layout_that_its_table_prints(tmp_path: Path) -> None:

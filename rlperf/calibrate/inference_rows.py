@@ -120,8 +120,12 @@ def _attention_tensor(case: ServingCase) -> int | Guess[int]:
 
 
 def _spreads(case: ServingCase) -> bool:
-    """Whether the engine is taken to spread experts over the node, with a copy of the attention in each group."""
-    return bool(case.arch.experts) and case.engine.expert_copies and not stated(case.row, "attention_data_parallel")
+    """Whether the engine is taken to spread experts over the node, with a copy of the attention in each group.
+
+    A reading of `aic_silicon`, whose times hardly depend on the devices that it prints; a user's rows run on theirs.
+    """
+    blank = case.row.group == "aic_silicon" and not stated(case.row, "attention_data_parallel")
+    return blank and bool(case.arch.experts) and case.engine.expert_copies
 
 
 def _copies(case: ServingCase) -> int | Guess[int]:
@@ -135,8 +139,11 @@ def _copies(case: ServingCase) -> int | Guess[int]:
     if _spreads(case):
         copies = max(case.hardware.cluster.devices_per_node // case.attention_tensor, 1)
         return Guess(copies, "experts over the node")
+    at_hand = cell(case.row, "n_gpus", count) or np.inf
     for copies in (1, 2, 4, 8):
         tensor = case.attention_tensor * copies
+        if copies > 1 and tensor * case.pipeline > at_hand:
+            break
         layout = Layout.of(tensor_parallel=tensor, attention_data_parallel=copies, expert_parallel=tensor)
         memory = engine_memory(
             case.arch, case.hardware, case.engine, layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype
@@ -350,7 +357,16 @@ class CostTable:
 
 
 def _check(case: ServingCase, slots: float) -> None:
-    """Requests that overfill the cache must queue; refuse a row whose time to first token shows that none did."""
+    """Refuse weights that no device holds, and requests that overfill the cache but did not wait for a first token."""
+    if slots < 1.0:
+        hw = case.hardware
+        memory = engine_memory(case.arch, hw, case.engine, case.layout, gemm_dtype=case.gemm_dtype)
+        held = float(memory.weights_bytes)
+        if held > hw.device.usable_memory:
+            raise SpecError(
+                f"{case.gemm_dtype} weights of {case.arch.name} take {held / 1e9:.2f} GB of each of {case.devices} "
+                f"{hw.device.name}, which have {hw.device.usable_memory / 1e9:.2f}"
+            )
     ttft, tpot = case.row.number("measured_ttft_ms"), case.row.number("measured_tpot_ms")
     queued = case.mode == "online_concurrency" and case.load > 2.5 * slots
     if queued and ttft and tpot and ttft < 0.2 * case.osl * tpot:

@@ -1,4 +1,4 @@
-"""All requests of a replica at once: closed forms hold what waits for the cache level, events do not."""
+"""What closed forms do not see of an engine's cache: who waits for a slot, and finalists that all run over."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from rlperf.api import plan_job
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.judge import decisions
 from rlperf.plan.judge.engine_cache import with_all_running
+from rlperf.plan.question.context import Context
+from rlperf.plan.search.configuration import Configuration
+from rlperf.plan.search.screen import Screened
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.job import Job
 
@@ -81,3 +84,22 @@ def test_the_best_of_every_mode_is_tuned(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     best = decisions._best(None, judged, 2)  # type: ignore[arg-type]
     assert [each.value for each in best] == [1.0, 2.0, 4.0, 5.0]  # type: ignore[attr-defined]
+
+
+def test_engines_that_no_finalist_has_are_judged_where_closed_forms_have_them_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What events find of all finalists may be more than closed forms have of engines that they rank behind."""
+    base = {"architecture": "Qwen3-8B", "cluster": "dgx_a100", "nodes": 1, "framework": "verl"}
+    base |= {"modes": "one_step_off", "limits": {"staleness": 1}, "objective": {"bold": True}}
+    job = Job.model_validate({**base, "tasks": [{**TASK, "prompts_per_step": 16, "max_response_tokens": 16384}]})
+    best = plan_job(job).objective
+
+    def slow(_: Context, screened: Screened, __: int) -> list[Configuration]:
+        engines = screened.configurations[-1].pool("rollout").layout
+        return [one for one in screened.configurations if one.pool("rollout").layout == engines][:3]
+
+    monkeypatch.setattr(decisions, "finalists_of", slow)
+    assert plan_job(job).objective == pytest.approx(best, rel=1e-6)
+    monkeypatch.setattr(decisions, "UNHEARD", 0)
+    assert plan_job(job).objective > 1.01 * best

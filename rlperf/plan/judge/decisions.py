@@ -16,7 +16,7 @@ import numpy as np
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
-from rlperf.plan.judge.budgets import next_budgets, scored_apart
+from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart
 from rlperf.plan.judge.engine_cache import with_all_running, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.finalists import NEAR, finalists_of
@@ -40,6 +40,8 @@ from rlperf.told import Tell, quiet, within
 
 JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
+UNHEARD = 8
+"""Engines that are judged one by one, as closed forms have them below all that was judged."""
 BESIDE = 8
 """Candidates that are judged after the finalists, with the engines or the trainer that judged best."""
 TUNED = 2
@@ -174,6 +176,10 @@ def _judged_task(
         for number, one in enumerate(screenings)
     ]
     if len(screenings) == 1 and context.job.sharing != "devices":
+        for _ in range(UNHEARD):
+            if (rival := _unheard(context, screenings[0].found, judged[0])) is None:
+                break
+            judged[0] = _evaluations(judge, screenings[0].demands, [rival], facts, quiet, judged[0])
         more = _beside_the_judged(context, screenings[0].found, judged[0])
         judged[0] = _evaluations(judge, screenings[0].demands, more, facts, quiet, judged[0])
         best = _best(context, judged[0], TUNED)
@@ -285,6 +291,23 @@ def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> 
     for one in (evaluations[index] for index in ranked):
         kept.setdefault((one.configuration.mode, *one.configuration.variant), []).append(one)
     return [one for own in kept.values() for one in own[:count]]
+
+
+def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]) -> Configuration | None:
+    """The best candidate of engines that nobody has judged, where it may beat all that was; None where none may.
+
+    Closed forms see nothing evicted and are near the least that events take. Where these find more, of engines whose
+    cache runs over, all finalists may have such engines, and others that closed forms rank far behind are faster.
+    """
+
+    def engines(configuration: Configuration) -> tuple[object, ...]:
+        return configuration.mode, configuration.batch, configuration.pool("rollout").layout
+
+    heard = {engines(each.configuration) for each in evaluations}
+    value = np.array([judged_objective(context, e) for e in evaluations])
+    least = (1.0 - WORTH) * float((value + _price(context, evaluations, value)).min())
+    ranked = zip(screened.configurations, screened.priced, strict=True)
+    return next((one for one, priced in ranked if priced < least and engines(one) not in heard), None)
 
 
 def _beside_the_judged(

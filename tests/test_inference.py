@@ -286,6 +286,15 @@ def test_capacity_limits_the_batch() -> None:
     assert wide.kv_tokens > 2.0 * limits.kv_tokens
 
 
+def test_ranks_that_hold_copies_of_the_attention_admit_for_themselves() -> None:
+    layout = Layout.of(tensor_parallel=16, attention_data_parallel=[1, 16], expert_parallel=16)
+    deepseek, h200 = load_architecture("DeepSeek-V3"), load_hardware("h200_sxm")
+    one, copies = max_running(deepseek, h200, VLLM, layout, 1024, 1024, gemm_dtype="fp8")
+    assert one < VLLM.max_running < 8 * VLLM.max_running < copies <= 16 * VLLM.max_running
+    sglang = load_engine_calibration("sglang")  # its limit is shared out
+    assert max_running(deepseek, h200, sglang, layout, 1024, 1024, gemm_dtype="fp8")[1] == sglang.max_running
+
+
 def test_basis_says_what_is_extrapolated() -> None:
     plain = serving_basis(QWEN, H100, VLLM)
     assert not plain.extrapolated and plain.reasons == ()

@@ -135,7 +135,7 @@ def max_running(
     """Requests of ``isl`` + ``osl`` tokens that a replica runs at once [1].
 
     The cache over what a request holds on average, isl + osl / 2 (all of isl + osl where the engine reserves it),
-    at most the engine's own limit; 0 where the weights do not fit.
+    at most the engine's own limit, that of each rank where ranks admit; 0 where the weights do not fit.
     """
     memory = engine_memory(
         arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, memory_fraction=memory_fraction
@@ -145,7 +145,8 @@ def max_running(
     halves = stack_of(arch).halves
     each = sum((half.count * half.layer.cache_bytes(replica, held) for half in halves), np.zeros(())) / replica.pipeline
     fit = memory.kv_cache_bytes / np.maximum(each, 1.0) * replica.attention_data
-    return np.minimum(np.floor(fit), float(engine.on(hw.device).max_running))
+    admitting = replica.attention_data if engine.ranks_admit else 1.0
+    return np.minimum(np.floor(fit), float(engine.on(hw.device).max_running) * admitting)
 
 
 def engine_limits(

@@ -144,6 +144,7 @@ class EngineCalibration(Frozen):
     chunked_prefill: bool = True
     token_budget: PositiveInt = 8192
     max_running: PositiveInt = 256
+    ranks_admit: bool = Field(False, description="max_running is that of each attention-data-parallel rank")
     max_drafting: PositiveInt | None = Field(
         None, description="requests at once where tokens are drafted and nobody states a number; None: as without"
     )

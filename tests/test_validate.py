@@ -152,17 +152,23 @@ def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:
     assert any("no queueing" in reason for reason in report.refused)
 
 
-def test_weights_that_no_device_holds_are_refused(tmp_path: Path) -> None:
+def test_what_no_device_holds_is_refused(tmp_path: Path) -> None:
     path = table(
         tmp_path,
         served_row(row_id="a", architecture="DeepSeek-V3", gemm_dtype="fp8", tensor_parallel=8, n_gpus=8),
         served_row(row_id="b", architecture="Qwen3-30B-A3B", gpu="rtx_4090", attention_data_parallel=""),
         served_row(row_id="c", architecture="Qwen3-30B-A3B", engine_version="0.12.0", attention_data_parallel=""),
+        served_row(row_id="d", mode="static_batch", concurrency=1024),
+        served_row(row_id="e", isl=10_000_000),
+        served_row(row_id="f", gemm_dtype="nvfp4"),
     )
     report = validate_file(path, "inference")
-    assert any("fp8 weights of DeepSeek-V3 take 85." in reason for reason in report.refused)
+    said = "\n".join(report.refused)
+    assert "fp8 weights of DeepSeek-V3 and 1 x the cache of a request take 85." in said
     # one device is at hand: seven more for copies of the attention are none of it
-    assert any("GB of each of 1 rtx_4090, which have 25.7" in reason for reason in report.refused)
+    assert "GB of each of 1 rtx_4090, which have 25.7" in said
+    assert "bf16 weights of Llama-3.1-8B and 1024 x the cache of a request take 217." in said
+    assert "1 x the cache of a request take 1326." in said and "h100_sxm has no nvfp4 units" in said
     assert {one.row_id for one in report.predictions} == {"c"}
     case = case_of(read_table(path).rows[2])
     assert (case.devices, case.load, case.attention_data) == (1, 16.0, 1)

@@ -26,8 +26,8 @@ from rlperf.calibrate.columns import (
 )
 from rlperf.calibrate.tables import Row
 from rlperf.cost.basis import serving_basis
-from rlperf.cost.dtypes import DTYPES
-from rlperf.cost.engine_memory import engine_memory, max_running
+from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.engine_memory import engine_memory, max_running, request_bytes, weight_bytes
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import ByTokens, tabulated, with_overhead
 from rlperf.cost.replica import Replica
@@ -82,9 +82,8 @@ def _gemm_dtype(case: ServingCase) -> str | Guess[str]:
         # the checkpoint holds the experts alone in mxfp4; bf16 names the other products
         dtype = Guess("mxfp4", "experts, as in their checkpoint")
     name = dtype.value if isinstance(dtype, Guess) else dtype
-    if name not in DTYPES:
-        raise SpecError(f"dtype {name} is not modelled")
-    if DTYPES[name].peak == "fp8" and case.hardware.device.peaks.fp8 is None:
+    unit = dtype_of(name).peak
+    if unit in ("fp8", "fp4") and getattr(case.hardware.device.peaks, unit) is None:
         raise SpecError(f"{case.hardware.device.name} has no {name} units")
     return dtype
 
@@ -357,15 +356,16 @@ class CostTable:
 
 
 def _check(case: ServingCase, slots: float) -> None:
-    """Refuse weights that no device holds, and requests that overfill the cache but did not wait for a first token."""
-    if slots < 1.0:
+    """Refuse what no device holds, and requests that overfill the cache but did not wait for a first token."""
+    once = case.load if case.mode == "static_batch" else 1.0
+    if slots < once:
         hw = case.hardware
-        memory = engine_memory(case.arch, hw, case.engine, case.layout, gemm_dtype=case.gemm_dtype)
-        held = float(memory.weights_bytes)
-        if held > hw.device.usable_memory:
+        replica = Replica.of(case.arch, hw, case.engine, case.layout, case.gemm_dtype, case.kv_dtype)
+        cached = once / case.attention_data * float(request_bytes(replica, case.isl + case.osl))
+        if (held := float(weight_bytes(replica)) + cached) > (has := hw.device.usable_memory):
             raise SpecError(
-                f"{case.gemm_dtype} weights of {case.arch.name} take {held / 1e9:.2f} GB of each of {case.devices} "
-                f"{hw.device.name}, which have {hw.device.usable_memory / 1e9:.2f}"
+                f"{case.gemm_dtype} weights of {case.arch.name} and {once:g} x the cache of a request take "
+                f"{held / 1e9:.2f} GB of each of {case.devices} {hw.device.name}, which have {has / 1e9:.2f}"
             )
     ttft, tpot = case.row.number("measured_ttft_ms"), case.row.number("measured_tpot_ms")
     queued = case.mode == "online_concurrency" and case.load > 2.5 * slots

@@ -79,6 +79,13 @@ def kv_bytes_per_request(replica: Replica) -> FloatArray:
     return held / replica.pipeline
 
 
+def request_bytes(replica: Replica, tokens: Array) -> FloatArray:
+    """What a request of so many tokens holds on one device [bytes]."""
+    halves, held = stack_of(replica.arch).halves, as_float(tokens)
+    each = sum((half.count * half.layer.cache_bytes(replica, held) for half in halves), np.zeros(()))
+    return each / replica.pipeline
+
+
 def engine_memory(
     arch: Architecture,
     hw: Hardware,
@@ -142,9 +149,7 @@ def max_running(
     )
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     held = as_float(isl) + as_float(osl) * (1.0 if engine.reserves_output else 0.5)
-    halves = stack_of(arch).halves
-    each = sum((half.count * half.layer.cache_bytes(replica, held) for half in halves), np.zeros(())) / replica.pipeline
-    fit = memory.kv_cache_bytes / np.maximum(each, 1.0) * replica.attention_data
+    fit = memory.kv_cache_bytes / np.maximum(request_bytes(replica, held), 1.0) * replica.attention_data
     admitting = replica.attention_data if engine.ranks_admit else 1.0
     return np.minimum(np.floor(fit), float(engine.on(hw.device).max_running) * admitting)
 

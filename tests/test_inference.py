@@ -286,6 +286,20 @@ def test_capacity_limits_the_batch() -> None:
     assert wide.kv_tokens > 2.0 * limits.kv_tokens
 
 
+@pytest.mark.parametrize(("name", "device"), [("Qwen3-8B", "b200_sxm"), ("Qwen3-30B-A3B", "rtx_pro_6000_server")])
+def test_one_long_request_takes_what_its_operators_take(name: str, device: str) -> None:
+    arch, hw = load_architecture(name), load_hardware(device)
+    engine = VLLM.at(device, arch.family, name, "bf16")
+    assert engine.overhead.kernel_scale < 1.0  # many requests are read at the bandwidth, one is not
+    found, few = [], np.array([1.0, 4.0, 16.0])
+    for context in (16384.0, 32768.0, 65536.0):
+        cost = inf.engine_step_cost(arch, hw, engine, Layout.of(), typical_context=context)
+        exact = inf.decode_step_s(arch, hw, engine, Layout.of(), few, few * context)
+        assert cost.decode_s(few, few * context) == pytest.approx(exact, rel=0.01)
+        found.append(float(cost.decode_s(1.0, context)))
+    assert found == sorted(found)
+
+
 def test_ranks_that_hold_copies_of_the_attention_admit_for_themselves() -> None:
     layout = Layout.of(tensor_parallel=16, attention_data_parallel=[1, 16], expert_parallel=16)
     deepseek, h200 = load_architecture("DeepSeek-V3"), load_hardware("h200_sxm")

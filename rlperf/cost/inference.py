@@ -10,7 +10,7 @@ from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.vision import Images, encode_s_per_token
 from rlperf.cost.operators import decode_operators, head_operators, prefill_operators, token_operators
-from rlperf.cost.replica import BEST_BANDWIDTH, Operator, Replica, in_engine, total_in_engine
+from rlperf.cost.replica import BEST_BANDWIDTH, Operator, Replica, in_engine, total, total_in_engine
 from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -283,9 +283,10 @@ def tabulated(
     encoding = scale * encode_s_per_token(hw, arch.vision, images, float(np.max(replica.tensor)))
     # what hides the host's calls is all of the device's work; of attention only its fixed part counts here
     linear = np.maximum(linear, eager_s(engine, arch) - fixed)
+    line = fixed + TOKEN_POINTS * (per_request + per_kv * low)
     return EngineStepCost(
         tokens=TOKEN_POINTS,
-        linear_s=linear,
+        linear_s=linear + _held_up_s(replica, scale, low, line),
         mixed_linear_s=np.maximum(linear, engine.overhead.uncaptured * uncaptured_layers(engine, arch)),
         host_s=float(host_s(engine, hw, arch, 0.0)) + float(heads[0]) - batch * head_each,
         host_per_request_s=engine.overhead.per_request + head_each,
@@ -298,6 +299,20 @@ def tabulated(
         prefill_per_pair_s=pre[2],
         graph_buckets=np.asarray(engine.graph_buckets, dtype=np.float64) if engine.cuda_graphs else None,
     )
+
+
+def _held_up_s(replica: Replica, scale: float, context: float, line: FloatArray) -> FloatArray:
+    """What decodes of few requests take beyond the ``line`` through those of `_batch`, at `TOKEN_POINTS` [s].
+
+    Where ``scale`` brings many requests no further than the memory's bandwidth (`in_engine`), their line has nothing
+    left of what a kernel takes whatever it reads; few requests read too little to hide that. 0 everywhere else.
+    """
+    many = decode_operators(replica, 2.0 * _batch(replica), 2.0 * _batch(replica) * context)
+    if total_in_engine(many, scale) <= scale * total(many) * (1.0 + 1e-9):
+        return np.zeros_like(TOKEN_POINTS)
+    few = np.minimum(TOKEN_POINTS, _batch(replica))
+    alone = total_in_engine(decode_operators(replica, few, few * context), scale)
+    return np.where(few < _batch(replica), alone - line, 0.0)
 
 
 _HEAD = ("head", "sampling")

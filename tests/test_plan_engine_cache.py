@@ -86,6 +86,30 @@ def test_the_best_of_every_mode_is_tuned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [each.value for each in best] == [1.0, 2.0, 4.0, 5.0]  # type: ignore[attr-defined]
 
 
+def test_all_at_once_is_tried_with_every_engine_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30B-A3B on 8 H200: TP 1 with all at once beat two TP 2 that judged better, and was not tried."""
+    monkeypatch.setattr(decisions, "judged_objective", lambda _, e: e.value)
+    monkeypatch.setattr(decisions, "_price", lambda *_: 0.0)
+    judged = tuple(
+        SimpleNamespace(
+            value=value,
+            configuration=SimpleNamespace(
+                mode=mode, variant=("bf16",), pool=lambda _, layout=layout: SimpleNamespace(layout=layout)
+            ),
+        )
+        for mode, layout, value in (
+            ("async", "TP 2", 808.3),
+            ("async", "TP 2", 808.5),
+            ("async", "TP 2 EP 2", 808.6),
+            ("async", "TP 1", 831.5),
+            ("async", "TP 4", 901.6),
+            ("colocated", "TP 8", 990.0),
+        )
+    )
+    found = decisions._best_of_each_engine(None, judged)  # type: ignore[arg-type]
+    assert [each.value for each in found] == [808.3, 808.6, 831.5, 990.0]  # type: ignore[attr-defined]
+
+
 def test_engines_that_no_finalist_has_are_judged_where_closed_forms_have_them_below(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

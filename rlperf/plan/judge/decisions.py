@@ -184,7 +184,8 @@ def _judged_task(
         judged[0] = _evaluations(judge, screenings[0].demands, more, facts, quiet, judged[0])
         best = _best(context, judged[0], TUNED)
         budgets = [c for one in best for c in next_budgets(judge, one)]
-        running = [c for one in best if (c := with_all_running(judge, one)) is not None]
+        engines = _best_of_each_engine(context, judged[0])
+        running = [c for one in engines if (c := with_all_running(judge, one)) is not None]
         judged[0] = _evaluations(judge, screenings[0].demands, [*budgets, *running], facts, quiet, judged[0])
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
@@ -283,14 +284,30 @@ def _evaluations(
     return tuple(found.values())
 
 
+def _ranked(context: Context, evaluations: tuple[Evaluation, ...]) -> list[tuple[Evaluation, float]]:
+    """Evaluations with their objective, the price of leaving the beaten path in it; the best first."""
+    value = np.array([judged_objective(context, e) for e in evaluations])
+    priced = value + _price(context, evaluations, value)
+    return [(evaluations[index], float(priced[index])) for index in np.argsort(priced, kind="stable")]
+
+
 def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> list[Evaluation]:
     """The ``count`` that judge best of every mode and variant, beaten path and all: as if what is open were stated."""
-    value = np.array([judged_objective(context, e) for e in evaluations])
-    ranked = np.argsort(value + _price(context, evaluations, value), kind="stable")
     kept: dict[tuple[object, ...], list[Evaluation]] = {}
-    for one in (evaluations[index] for index in ranked):
+    for one, _ in _ranked(context, evaluations):
         kept.setdefault((one.configuration.mode, *one.configuration.variant), []).append(one)
     return [one for own in kept.values() for one in own[:count]]
+
+
+def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:
+    """The best with every layout of engines that is near the best of its mode and variant."""
+    least: dict[tuple[object, ...], float] = {}
+    kept: dict[tuple[object, ...], Evaluation] = {}
+    for one, priced in _ranked(context, evaluations):
+        alike = one.configuration.mode, *one.configuration.variant
+        if priced <= NEAR * least.setdefault(alike, priced):
+            kept.setdefault((*alike, one.configuration.pool("rollout").layout), one)
+    return [*kept.values()]
 
 
 def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]) -> Configuration | None:
@@ -304,8 +321,7 @@ def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation
         return configuration.mode, configuration.batch, configuration.pool("rollout").layout
 
     heard = {engines(each.configuration) for each in evaluations}
-    value = np.array([judged_objective(context, e) for e in evaluations])
-    least = (1.0 - WORTH) * float((value + _price(context, evaluations, value)).min())
+    least = (1.0 - WORTH) * _ranked(context, evaluations)[0][1]
     ranked = zip(screened.configurations, screened.priced, strict=True)
     return next((one for one, priced in ranked if priced < least and engines(one) not in heard), None)
 

@@ -89,6 +89,21 @@ def test_first_tokens_of_clients_that_begin_at_once_are_those_of_events(
     assert float(found) - (rest if clients > 1 else 0.0) == pytest.approx(events, rel=0.05)
 
 
+@pytest.mark.parametrize(("isl", "osl", "most", "over"), [(2000, 100, 64, 1.5), (500, 200, 128, 2.0)])
+def test_first_tokens_beyond_capacity_wait_as_in_events(isl: int, osl: int, most: int, over: float) -> None:
+    cost, sent = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2), 2000
+    load = Load(isl, osl, max_running=most)
+    rate = over * float(serving.closed_loop(cost, most, load).output_tokens_per_s) / osl
+    requests = Trajectories.of(np.full(sent, isl), np.full(sent, osl), arrival_s=arrivals(rate, sent))
+    limits = EngineLimits(kv_tokens=np.inf, max_running=most, prefix_caching=False)
+    line = simulate_replica(requests, cost, limits, options=EngineOptions())
+    found = serving.open_loop(cost, rate, load, sent=float(sent))
+    waited = float((line.first_token_s - requests.arrival_s).mean())
+    assert float(found.ttft_s) == pytest.approx(waited, rel=0.15)
+    more = serving.open_loop(cost, rate, load, sent=2.0 * sent)
+    assert float(more.ttft_s) > 1.8 * float(found.ttft_s)
+
+
 def test_clients_that_begin_at_once_wait_for_one_another() -> None:
     # a prompt fills an engine_step of 1 s, and 0.1 s more for each that decodes beside it: ends at 1, 2.1, 3.3, 4.6 s
     cost = EngineStepCost(tokens=np.array([0.0, 1e4]), linear_s=np.zeros(2), host_s=1.0, decode_per_request_s=0.1)

@@ -71,8 +71,9 @@ class EngineStepCost:
     Attributes
     ----------
     tokens : token counts at which `linear_s` is tabulated, ascending [tokens] ``[points]``
-    linear_s : L, all that depends on the number of tokens alone: GEMMs, experts, collectives, norms, head [s]
-        ``[points]``; interpolated linearly, extended beyond the last point with the last slope
+    linear_s : L, all that depends on the number of tokens alone: GEMMs, experts, collectives, norms, head, and what
+        decodes of few requests take beyond d_0 and d_s [s] ``[points]``; interpolated linearly, extended beyond the
+        last point with the last slope
     mixed_linear_s : L', the same of engine_steps that hold prompts (n > 0), which no CUDA graph holds: not below what
         the host takes to issue their kernels [s] ``[points]``; by default `linear_s`
     host_s, host_per_request_s : h, h_r, scheduler and launches per engine_step and per running request [s]

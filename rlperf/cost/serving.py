@@ -203,7 +203,11 @@ def static_batch(cost: EngineStepCost, batch: Array, load: Load) -> Served:
     return Served(ttft, tpot, b * load.osl / (ttft + load.steps * tpot), b)
 
 
-def open_loop(cost: EngineStepCost, rate_per_s: Array, load: Load, *, sent: FloatArray | float = 8192.0) -> Served:
+COUNTED = 8192.0
+"""Requests of a run of which nobody says how many it has [1]; what waits beyond capacity grows with them."""
+
+
+def open_loop(cost: EngineStepCost, rate_per_s: Array, load: Load, *, sent: FloatArray | float = COUNTED) -> Served:
     """Requests arrive at a rate, at random; by Little's law as many are in flight as rate x time in the system.
 
     Solved as the closed loop whose clients produce that rate. Of ``sent`` requests at most half are in flight on
@@ -218,8 +222,12 @@ def open_loop(cost: EngineStepCost, rate_per_s: Array, load: Load, *, sent: Floa
     most = np.minimum(load.max_running, as_float(sent) / 2.0)
     served, clients = _in_flight(partial(closed_loop, cost, load=load), rate, load, most)
     running = np.minimum(served.running, clients)
-    first = _arrival_s(cost, rate, running, load)
-    return replace(served, ttft_s=np.where(clients < most, first, np.maximum(first, served.ttft_s)))
+    first, capacity = _arrival_s(cost, rate, running, load), served.output_tokens_per_s / load.osl
+    # beyond capacity, those behind the first that fill all places: half of what comes faster than it goes
+    number = np.where(np.isfinite(sent), sent, COUNTED)
+    behind = np.maximum(number - load.max_running, 0.0) ** 2 / (2.0 * number)
+    late = np.maximum(first, served.ttft_s) + behind * np.maximum(1.0 / capacity - 1.0 / rate, 0.0)
+    return replace(served, ttft_s=np.where(clients < most, first, late))
 
 
 def _arrival_s(cost: EngineStepCost, rate: FloatArray, running: FloatArray, load: Load) -> FloatArray:

@@ -40,7 +40,7 @@ from rlperf.told import Tell, quiet, within
 
 JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
-UNHEARD = 8
+UNHEARD = 4
 """Engines that are judged one by one, as closed forms have them below all that was judged."""
 BESIDE = 8
 """Candidates that are judged after the finalists, with the engines or the trainer that judged best."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlperf.api import ask, plan_job
+from rlperf.api import ask, facts_of, plan_job
 from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.expressible import unsayable
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.answer.explain import differences
 from rlperf.plan.answer.plan import Plan
@@ -103,3 +104,16 @@ def test_files_say_a_scoring_budget_of_its_own(framework: str, monkeypatch: pyte
     assert apart == framework_facts(framework).states_scoring
     found = plan_trip(asked)
     assert found.same, (found.refused, found.excess, found.lost, found.findings)
+
+
+@pytest.mark.parametrize(("scored", "refused"), [(12288, False), (24576, True)])
+def test_a_scoring_budget_that_is_trainings_needs_no_key(scored: int, refused: bool) -> None:
+    """AReaL scores by training's budget: its own plan.yaml, which states both, was refused."""
+    settings = {"backend": "fsdp2", "token_budget": 12288, "scoring_token_budget": scored}
+    task = {"name": "math", "workload": "math", "prompts_per_step": 128, "max_response_tokens": 8192}
+    job = Job.model_validate(
+        {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "framework": "areal", "tasks": [task],
+         "pools": [{"role": "trainer", "settings": settings}]}
+    )  # fmt: skip
+    said = [one.message for one in unsayable(job, facts_of(job))]
+    assert [f"trainer.scoring_token_budget ({scored})" in one for one in said] == [True] * refused

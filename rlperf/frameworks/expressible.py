@@ -257,6 +257,8 @@ def _keyless(
         if name in ("backend", *TOLD):
             continue
         at, given, usual = ref(f"{pool.role}.{name}"), getattr(pool.settings, name), runs.get(name, USUAL[name])
+        if name == "scoring_token_budget" and pool.settings.token_budget:
+            usual = pool.settings.token_budget[0]  # as in training, unless a key says otherwise
         values = given if isinstance(given, tuple) else (given,)
         able = tuple(v for v in values if v == usual or states(adapter, facts.version, engine, at, keys, v))
         if able != values:

@@ -11,7 +11,7 @@ from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds, run_fi
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.cost.moe import WIDE, Dealt, ExpertShape, grouped_with
 from rlperf.layout import BoolArray, FloatArray
-from rlperf.specs.calibration import MoeFit, load_device_calibration
+from rlperf.specs.calibration import MoeFit, Quality, load_device_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import BEST_READ
 
@@ -79,66 +79,79 @@ def group_limited(series: Series) -> tuple[Series, FloatArray]:
     return fewer, np.where(here[kept], 0.5, 1.0)
 
 
+def bounds_of(kernel: str, wide: bool) -> Bounds:
+    """Of a `MoeFit`'s constants, in the order of `expert_constants`."""
+    return Bounds.of(
+        (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, BEST_READ), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7),
+        (0.7, 2.0, 8.0),
+        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5), (1e-3, 0.3, 15.0),
+        *([(1e-9, 1e-6, 1e-5)] if routes_itself(kernel) else []),
+        *([(1e-6, 4e-5, 1e-4)] if wide else []),
+        pull=PULL,
+    )  # fmt: skip
+
+
+def expert_constants(kernel: str, dtype: str, p: FloatArray, wide: bool) -> MoeFit:
+    """Constants of a trial."""
+    return MoeFit.model_construct(
+        kernel=kernel, dtype=dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3], per_pair=p[4],
+        exponent=p[5], per_expert=p[6], token_bytes=p[7], per_held_expert=p[8], cached=p[9],
+        per_doubling=p[10] if routes_itself(kernel) else 0.0, wide_choice=p[11] if wide else 0.0,
+    )  # fmt: skip
+
+
+def as_written(fit: MoeFit, skew: tuple[float, float], quality: Quality) -> MoeFit:
+    """The constants as calibrations hold them: four digits, times in microseconds."""
+    times = ("fixed", "per_pair", "per_expert", "per_held_expert", "per_doubling", "wide_choice")
+    shares = ("compute", "memory", "activation_memory", "exponent", "token_bytes", "cached")
+    exponent, touched = skew
+    return MoeFit.model_validate(
+        {
+            "kernel": fit.kernel, "dtype": fit.dtype,
+            "skew_exponent": digits(exponent), "skew_touched": digits(touched),
+            **{name: microseconds(getattr(fit, name)) for name in times},
+            **{name: digits(getattr(fit, name)) for name in shares},
+            "quality": quality,
+        }
+    )  # fmt: skip
+
+
 def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool = True) -> KernelFit:
     """Grouped expert products from balanced routing; then skew and touched experts from power-law routing."""
-    routes = routes_itself(series.kernel)
     wide = series.kernel in NARROW_CHOICE and bool((series.shape["num_experts"] > WIDE).all())
     series, touched_share = group_limited(series)
 
     def build(p: FloatArray) -> MoeFit:
-        return MoeFit.model_construct(
-            kernel=series.kernel, dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], activation_memory=p[3],
-            per_pair=p[4], exponent=p[5], per_expert=p[6], token_bytes=p[7],
-            per_held_expert=p[8], cached=p[9], per_doubling=p[10] if routes else 0.0,
-            wide_choice=p[11] if wide else 0.0,
-        )  # fmt: skip
+        return expert_constants(series.kernel, series.dtype, p, wide)
 
     def seconds(fit: MoeFit, r: BoolArray) -> FloatArray:
         dealt = Dealt(touched_share=touched_share[r], balanced=series.variant == "balanced")
-        return _timed_alone(fit, series, r, device, dealt)
+        return timed_alone(fit, series, r, device, dealt)
 
-    bounds = Bounds.of(
-        (1e-6, 2e-5, 3e-4), (0.03, 0.6, 1.1), (0.05, 0.8, BEST_READ), (0.02, 0.6, 8.0), (1e-11, 1e-9, 1e-7),
-        (0.7, 2.0, 8.0),
-        (1e-9, 1e-7, 1e-5), (0.01, 5.0, 300.0), (1e-9, 1e-7, 1e-5), (1e-3, 0.3, 15.0),
-        *([(1e-9, 1e-6, 1e-5)] if routes else []),
-        *([(1e-6, 4e-5, 1e-4)] if wide else []),
-        pull=PULL,
-    )  # fmt: skip
+    bounds = bounds_of(series.kernel, wide)
     if wide:
         own = load_device_calibration(NARROW_CHOICE[series.kernel]).moe
         few = next(one for one in own if (one.kernel, one.dtype) == (series.kernel, series.dtype))
         bounds = bounds.held(0, few.fixed).held(10, few.per_doubling)
     fitted = run_fit(series, build, seconds, bounds, ("num_tokens", "moe_ep_size"), check)
-    p = fitted.parameters
-    exponent, touched = _fit_skew(build(p), skewed, device) if skewed is not None else (0.0, 1.0)
-    constants = MoeFit.model_validate(
-        {
-            "kernel": series.kernel, "dtype": series.dtype, "fixed": microseconds(p[0]), "compute": digits(p[1]),
-            "memory": digits(p[2]), "activation_memory": digits(p[3]), "per_pair": microseconds(p[4]),
-            "exponent": digits(p[5]), "per_expert": microseconds(p[6]), "token_bytes": digits(p[7]),
-            "per_held_expert": microseconds(p[8]), "cached": digits(p[9]),
-            "per_doubling": microseconds(p[10]) if routes else "0 us",
-            "wide_choice": microseconds(p[11]) if wide else "0 us",
-            "skew_exponent": digits(exponent), "skew_touched": digits(touched),
-            "quality": fitted.quality(series.name),
-        }
-    )  # fmt: skip
-    return KernelFit("moe", constants, fitted, series, seconds)
+    found = build(fitted.parameters)
+    skew = fit_skew(found, skewed, device) if skewed is not None else (0.0, 1.0)
+    return KernelFit("moe", as_written(found, skew, fitted.quality(series.name)), fitted, series, seconds)
 
 
-def _timed_alone(fit: MoeFit, series: Series, rows: BoolArray, device: Device, dealt: Dealt) -> FloatArray:
+def timed_alone(fit: MoeFit, series: Series, rows: BoolArray, device: Device, dealt: Dealt) -> FloatArray:
     """Seconds of those rows of the series as a benchmark runs them: one layer again and again, from caches."""
     n, h, w, e, a, ep, tp = (series.shape[name][rows] for name in _MOE_SHAPE)
     shape = ExpertShape(h, w, e, a, matrices_of(series.kernel))
     return grouped_with(device, fit, n, shape, ep, tp, dtype=series.dtype, dealt=dealt, cached=True)
 
 
-def _fit_skew(fit: MoeFit, series: Series, device: Device) -> tuple[float, float]:
+def fit_skew(fit: MoeFit, series: Series, device: Device) -> tuple[float, float]:
+    """Power-law routing: exponent of the busiest device, and touched experts over those of uniform routing."""
     ep = series.shape["moe_ep_size"]
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return _timed_alone(fit, series, r, device, Dealt(skew=ep[r] ** p[0], touched_share=p[1]))
+        return timed_alone(fit, series, r, device, Dealt(skew=ep[r] ** p[0], touched_share=p[1]))
 
     fitted = fit_with_left_out(
         predict, Bounds.of((0.01, 0.3, 1.0), (0.2, 0.9, 1.3)), series.measured_s, {}, left_out=False

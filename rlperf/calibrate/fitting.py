@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -67,11 +68,14 @@ class Fitted:
         )
 
 
-def fit_log(predict: Predict, bounds: Bounds, measured: FloatArray, rows: BoolArray) -> FloatArray:
+def fit_log(
+    predict: Predict, bounds: Bounds, measured: FloatArray, rows: BoolArray, *, outliers: bool = False
+) -> FloatArray:
     """Parameters that minimise the soft absolute difference of log seconds over ``rows``.
 
     Soft L1 (scipy ``least_squares``) with a scale of 0.1: residuals beyond 10 % count linearly, so that single odd
-    kernels do not bend the fit. Parameters are fitted in the logarithm, hence positive.
+    kernels do not bend the fit. Parameters are fitted in the logarithm, hence positive. Where ``outliers`` are several
+    times off, and many, the fit goes on from there and from its start by Cauchy's loss, to which they hardly count.
     """
     from scipy.optimize import least_squares
 
@@ -86,28 +90,36 @@ def fit_log(predict: Predict, bounds: Bounds, measured: FloatArray, rows: BoolAr
         defined = bool(np.isfinite(residuals(start)).all())
     if not defined:
         raise SpecError("timings that no kernel of such shapes can have: nothing can be fitted to them")
-    result = least_squares(
-        residuals,
-        start,
-        bounds=(np.log(bounds.low), np.log(bounds.high)),
-        loss="soft_l1",
-        f_scale=0.1,
-        max_nfev=150,
-    )
+
+    def least(z: FloatArray, loss: Literal["soft_l1", "cauchy"]) -> Any:
+        limits = np.log(bounds.low), np.log(bounds.high)
+        return least_squares(residuals, z, bounds=limits, loss=loss, f_scale=0.1, max_nfev=150)
+
+    result = least(start, "soft_l1")
+    if outliers:
+        inside = np.clip(result.x, np.log(bounds.low) + 1e-6, np.log(bounds.high) - 1e-6)
+        result = min((least(z, "cauchy") for z in (inside, start)), key=lambda found: float(found.cost))
     return np.asarray(np.exp(result.x), dtype=np.float64)
 
 
 def fit_with_left_out(
-    predict: Predict, bounds: Bounds, measured: FloatArray, keys: dict[str, FloatArray], *, left_out: bool = True
+    predict: Predict,
+    bounds: Bounds,
+    measured: FloatArray,
+    keys: dict[str, FloatArray],
+    *,
+    left_out: bool = True,
+    outliers: bool = False,
 ) -> Fitted:
     """Fit all rows, and once more without each value of each key in turn (never random folds).
 
     Parameters
     ----------
     keys : name -> value of that part of the shape ``[rows]``; each distinct value is left out once
+    outliers : see `fit_log`
     """
     everything = np.ones(len(measured), dtype=bool)
-    parameters = fit_log(predict, bounds, measured, everything)
+    parameters = fit_log(predict, bounds, measured, everything, outliers=outliers)
     without: dict[str, FloatArray] = {}
     warm = replace(bounds, start=np.clip(parameters, bounds.low * 1.0001, bounds.high * 0.9999))
     for name, values in keys.items() if left_out else ():
@@ -117,6 +129,6 @@ def fit_with_left_out(
         prediction = np.full(len(measured), np.nan)
         for value in distinct:
             held = values == value
-            prediction[held] = predict(fit_log(predict, warm, measured, ~held), held)
+            prediction[held] = predict(fit_log(predict, warm, measured, ~held, outliers=outliers), held)
         without[name] = prediction
     return Fitted(parameters, predict(parameters, everything), without, measured)

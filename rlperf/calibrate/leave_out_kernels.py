@@ -18,6 +18,7 @@ from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import fit_series
 from rlperf.calibrate.leave_out import LeftOutGroup, in_turn
+from rlperf.calibrate.shared_experts import fit_shared, with_shared
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.cost.basis import UNTIMED
@@ -67,7 +68,7 @@ def _own_constants(name: str) -> DeviceCalibration | None:
 def _group(device: Device, series: Sequence[Series]) -> LeftOutGroup:
     mine = [one for one in series if one.device == device.name]
     own, stranger = load_device_calibration(device.name), strangers_constants(device)
-    stranger = _with_others_tiles(stranger, [one for one in series if one.device != device.name])
+    stranger = _as_others_tell(stranger, [one for one in series if one.device != device.name])
     seen: list[PredictedFigure] = []
     left: list[PredictedFigure] = []
     hw, borrowed = replace(load_hardware(device.name), calibration=stranger), set()
@@ -84,8 +85,9 @@ def _group(device: Device, series: Sequence[Series]) -> LeftOutGroup:
     return LeftOutGroup(device.name, len(seen), tuple(seen), tuple(left), ", ".join(sorted(borrowed)))
 
 
-def _with_others_tiles(stranger: DeviceCalibration, series: Sequence[Series]) -> DeviceCalibration:
-    """Tiles and windows as timings of other devices tell them: what is shipped was told with the one left out, too."""
+def _as_others_tell(stranger: DeviceCalibration, series: Sequence[Series]) -> DeviceCalibration:
+    """What devices share as timings of other ones tell it: what is shipped was told with the one left out, too."""
+    stranger = with_shared(stranger, fit_shared(series, check=False))
     constants = {name: one for name in {one.device for one in series} if (one := _own_constants(name)) is not None}
     if any(one.kind == "decode" for one in series):
         stranger = with_windows(stranger, fit_windows(series, constants, check=False))

@@ -105,13 +105,14 @@ def closed_loop(cost: EngineStepCost, concurrency: Array, load: Load, *, arrivin
     ----------
     cost : of one engine_step (linear in context)
     concurrency : c, requests in flight [1]
-    arriving : λ, prompts that come during an engine_step [1]; by default as many as end in one
+    arriving : λ, prompts that come during an engine_step, of an open loop [1]; by default as many as end in one
 
     Notes
     -----
     While one request generates its n_o tokens, each of the others is replaced about once, so c - 1 prefills stand in
-    its way. An engine_step takes all waiting prompts that its budget holds (vLLM, SGLang and TensorRT-LLM alike), and
-    clients that started together drift apart: an engine_step with prompts at all has g of them. Δ_g is what a group
+    its way; in an open loop all that come meanwhile, n_o λ, whoever is there. An engine_step takes
+    all waiting prompts that its budget holds (vLLM, SGLang and TensorRT-LLM alike), and clients of a closed loop that
+    started together drift apart: an engine_step with prompts at all has g of them. Δ_g is what a group
     adds to the engine_step that it shares, or its own engine_step where prefill is not mixed with decode (SGLang
     without ``enable_mixed_chunk``). Where more prompts come than r, all that an engine_step holds, they wait before
     their first token: t_ttft then has max(φ (c - g) / r - n_o, 0) more engine_steps.
@@ -122,12 +123,13 @@ def closed_loop(cost: EngineStepCost, concurrency: Array, load: Load, *, arrivin
     fit = np.floor(load.token_budget / as_float(load.isl))
     group = np.clip(np.minimum(fit, together), 1.0, np.maximum(slots, 1.0))
     tpot = ttft = alone = load.prompts_s(cost)
-    others, ahead = (load.interference * np.maximum(slots - own, 0.0) for own in (1.0, group))
+    come = np.maximum(slots - 1.0, 0.0) / later if arriving is None else np.minimum(as_float(arriving), slots / later)
+    ahead = load.interference * np.maximum(slots - group, 0.0)
     least = np.minimum(slots, np.minimum(steps, 1.0))
     for _ in range(12):
         decode = cost.decode_s(running, running * load.context)
         whole, beside = load.prompts_s(cost, running, group), decode * np.minimum(steps, 1.0)
-        delay = np.minimum(others / later, load.room) * load.added_s(whole, beside) / group
+        delay = np.minimum(load.interference * come, load.room) * load.added_s(whole, beside) / group
         tpot = decode + delay
         ttft = np.where(c <= 1.0, alone, whole if load.chunked else whole + beside / 2.0)
         ttft = ttft + np.maximum(ahead / load.room - steps, 0.0) * (beside + delay)
@@ -221,7 +223,9 @@ def open_loop(cost: EngineStepCost, rate_per_s: Array, load: Load, *, sent: Floa
     rate = as_float(rate_per_s)
     most = np.minimum(load.max_running, as_float(sent) / 2.0)
     served, clients = _in_flight(partial(closed_loop, cost, load=load), rate, load, most)
-    running = np.minimum(served.running, clients)
+    # those that decode; scheduled ahead, an engine_step holds those that the one before it ended, too
+    decoding = rate * (load.steps + float(load.look_ahead)) * served.tpot_s
+    running = np.minimum(np.minimum(served.running, clients), decoding)
     first, capacity = _arrival_s(cost, rate, running, load), served.output_tokens_per_s / load.osl
     # beyond capacity, those behind the first that fill all places: half of what comes faster than it goes
     number = np.where(np.isfinite(sent), sent, COUNTED)

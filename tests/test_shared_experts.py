@@ -1,0 +1,61 @@
+"""Expert kernels whose timings hold odd picks of an autotuner, told of all devices of a generation together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlperf.calibrate.expert_fits import fit_moe, timed_alone
+from rlperf.calibrate.kernel_tables import Series
+from rlperf.calibrate.shared_experts import fit_shared, with_shared
+from rlperf.cost.moe import Dealt
+from rlperf.specs.calibration import MoeFit, load_device_calibration
+from rlperf.specs.profiles import load_device
+
+TRUE = MoeFit.model_validate(
+    {
+        "kernel": "trtllm_cutlass", "dtype": "w4a8_mxfp4", "fixed": "20 us", "compute": 0.8, "memory": 0.8,
+        "activation_memory": 0.7, "per_pair": "0.0005 us", "exponent": 4.0, "per_expert": "0.02 us",
+        "token_bytes": 18.0,
+    }
+)  # fmt: skip
+SHAPES = [(n, ep) for n in (1, 16, 64, 256, 1024, 4096, 16384) for ep in (1, 8, 32)]
+
+
+def timings(device: str, odd: slice) -> tuple[Series, np.ndarray]:
+    """Timings of gpt-oss's layer by `TRUE`, some of them three times as slow, and which are not."""
+    n, ep = np.array(SHAPES, dtype=np.float64).T
+    alike = {"hidden_size": 2880.0, "inter_size": 2880.0, "topk": 4.0, "num_experts": 128.0, "moe_tp_size": 1.0}
+    shape = {"num_tokens": n, "moe_ep_size": ep, **{name: np.full_like(n, value) for name, value in alike.items()}}
+    ids = tuple(f"{device}_{i}" for i in range(len(n)))
+    series = Series("moe", device, TRUE.kernel, TRUE.dtype, "balanced", "trtllm-1.3.0", shape, np.ones_like(n), ids)
+    every = np.ones(len(n), dtype=bool)
+    seconds = timed_alone(TRUE, series, every, load_device(device), Dealt(balanced=True))
+    clean = every.copy()
+    clean[odd] = False
+    return Series(**{**vars(series), "measured_s": np.where(clean, seconds, 3.0 * seconds)}), clean
+
+
+def test_odd_picks_of_one_device_are_told_by_the_others() -> None:
+    """Seven of 21 timings of each are three times as slow: the middle ones of B200 bend its own fit."""
+    bent, clean = timings("b200_sxm", slice(7, 14))
+    shared = fit_shared([bent, timings("gb200", slice(0, 4))[0], timings("gb300", slice(17, 21))[0]], check=False)
+    own = fit_moe(bent, load_device("b200_sxm"), check=False).constants
+
+    def worst(fit: MoeFit) -> float:
+        said = timed_alone(fit, bent, clean, load_device("b200_sxm"), Dealt(balanced=True))
+        return float(np.abs(said / bent.measured_s[clean] - 1.0).max())
+
+    assert worst(shared["b200_sxm", TRUE.kernel, TRUE.dtype]) < 0.05 < 0.1 < worst(own)
+
+
+def test_a_kernel_of_one_device_keeps_its_own_constants() -> None:
+    assert not fit_shared([timings("b200_sxm", slice(0, 0))[0]], check=False)
+    assert not fit_shared([timings(name, slice(0, 0))[0] for name in ("b200_sxm", "rtx_pro_6000_server")], check=False)
+
+
+def test_a_lent_kernel_is_that_of_the_device_that_lends_it() -> None:
+    held = load_device_calibration("gb300")
+    lent = held.model_copy(update={"moe": (TRUE.model_copy(update={"timed_on": "gb300", "fixed": 1.0}),)})
+    told = with_shared(lent, {("gb300", TRUE.kernel, TRUE.dtype): TRUE}).moe[0]
+    assert (told.fixed, told.timed_on) == (TRUE.fixed, "gb300")
+    assert with_shared(lent, {("gb200", TRUE.kernel, TRUE.dtype): TRUE}) == lent

@@ -1,8 +1,8 @@
-"""Expert kernels whose timings are in part an autotuner's odd picks: told of all devices of a generation together.
+"""Expert kernels whose timings are in part an autotuner's odd picks: told of alike devices together.
 
 ``python -m rlperf.calibrate.shared_experts TIMINGS FOLDER`` reads timings of expert kernels
-(``moe_lowbit_nongated.csv``), tells those of `BENT` once for all devices of a compute capability that timed them, in shares of
-their data sheets, and writes them into the calibrations of FOLDER that hold the kernel.
+(``moe_lowbit_nongated.csv``), tells those of `BENT` once for all devices of a compute capability that timed them, in
+shares of their data sheets, and writes them into the calibrations of FOLDER that hold the kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Key = tuple[str, str, str]
 
 
 def fit_shared(series: Sequence[Series], *, check: bool = True) -> dict[Key, MoeFit]:
-    """Constants of every device and kernel of `BENT` whose generation timed it on more than one device."""
+    """Constants of every device and kernel of `BENT` that was timed on more than one of a compute capability."""
     timed: dict[tuple[str, ...], list[Series]] = {}
     for one in _newest([one for one in series if one.kind == "moe" and one.dtype in BENT]):
         timed.setdefault((_capability(one.device), one.kernel, one.dtype, one.variant), []).append(one)

@@ -14,20 +14,21 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
+from rlperf.calibrate.fitting import Bounds, Fitted, Predict
 from rlperf.calibrate.kernel_fits import (
     Own,
     Seconds,
     decode_seconds,
     digits,
     fit_prefill,
+    fit_together,
     microseconds,
     own_fit,
     prefill_seconds,
 )
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import added, calibration_text
-from rlperf.layout import BoolArray, FloatArray
+from rlperf.layout import FloatArray
 from rlperf.specs.calibration import (
     DecodeFit,
     DeviceCalibration,
@@ -135,21 +136,17 @@ def _on_all(
 
     Each device is left out in turn; of one alone, each batch.
     """
-    ends = np.cumsum([0, *(len(one.measured_s) for one, _ in parts)])
-    seconds = [seconds_of(one, load_device(one.device)) for one, _ in parts]
-    measured = np.concatenate([one.measured_s for one, _ in parts])
-    names = list(dict.fromkeys(one.device for one, _ in parts))
-    device = np.concatenate([np.full(len(one.measured_s), float(names.index(one.device))) for one, _ in parts])
-    batch = np.concatenate([one.shape["batch"] for one, _ in parts])
+    series = [one for one, _ in parts]
 
-    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
-        spans = zip(parts, seconds, ends, ends[1:], strict=False)
-        return np.concatenate([second(told(fit, p), rows[start:end]) for (_, fit), second, start, end in spans])
+    def beside(one: Series, fit: Own) -> Predict:
+        seconds = seconds_of(one, load_device(one.device))
+        return lambda p, rows: seconds(told(fit, p), rows)
 
-    keys = {"device": device} if len(names) > 1 else {"batch": batch}
-    fitted = fit_with_left_out(predict, bounds, measured, keys, left_out=check)
-    kernels = ", ".join(dict.fromkeys(one.kernel for one, _ in parts))
-    return fitted, f"{parts[0][0].kind} of {kernels}, on {', '.join(names)}"
+    names = list(dict.fromkeys(one.device for one in series))
+    keys = ("device",) if len(names) > 1 else ("batch",)
+    fitted = fit_together(series, [beside(one, fit) for one, fit in parts], bounds, keys, check)
+    kernels = ", ".join(dict.fromkeys(one.kernel for one in series))
+    return fitted, f"{series[0].kind} of {kernels}, on {', '.join(names)}"
 
 
 def with_tiles(constants: DeviceCalibration, tiles: Mapping[tuple[str, str], TileFit]) -> DeviceCalibration:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rlperf.calibrate.fitting import Bounds, Fitted, fit_with_left_out
+from rlperf.calibrate.fitting import Bounds, Fitted, Predict, fit_with_left_out
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.cost.attention import Heads, decode_with, edge_pairs, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
@@ -66,6 +67,45 @@ def run_fit(
         return seconds(build(p), rows)
 
     return fit_with_left_out(predict, bounds, series.measured_s, shape, left_out=check)
+
+
+def spans_of(series: Sequence[Series]) -> list[slice]:
+    """Where the rows of each series stand among those of all."""
+    ends = np.cumsum([0, *(len(one.measured_s) for one in series)]).tolist()
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def fit_together(
+    series: Sequence[Series],
+    seconds: Sequence[Predict],
+    bounds: Bounds,
+    keys: Sequence[str],
+    check: bool,
+    *,
+    outliers: bool = False,
+) -> Fitted:
+    """What series of several devices share.
+
+    Parameters
+    ----------
+    seconds : of each series, from parameters and a mask of its own rows
+    keys : parts of the shape, or ``device``, of which each value is left out in turn
+    outliers : see `rlperf.calibrate.fitting.fit_log`
+    """
+    spans = spans_of(series)
+    names = list(dict.fromkeys(one.device for one in series))
+
+    def column(name: str) -> FloatArray:
+        if name == "device":
+            return np.concatenate([np.full(len(one.measured_s), float(names.index(one.device))) for one in series])
+        return np.concatenate([one.shape[name] for one in series])
+
+    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
+        return np.concatenate([second(p, rows[span]) for second, span in zip(seconds, spans, strict=True)])
+
+    measured = np.concatenate([one.measured_s for one in series])
+    told_by = {name: column(name) for name in keys}
+    return fit_with_left_out(predict, bounds, measured, told_by, left_out=check, outliers=outliers)
 
 
 def digits(value: float) -> float:

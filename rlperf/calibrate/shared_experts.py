@@ -10,17 +10,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 from rlperf.calibrate.expert_fits import as_written, bounds_of, expert_constants, fit_skew, group_limited, timed_alone
-from rlperf.calibrate.fitting import Fitted, fit_with_left_out
+from rlperf.calibrate.fitting import Fitted, Predict
+from rlperf.calibrate.kernel_fits import fit_together, spans_of
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import calibration_text, merged
 from rlperf.cost.moe import Dealt
-from rlperf.layout import BoolArray, FloatArray
+from rlperf.layout import FloatArray
 from rlperf.specs.calibration import DeviceCalibration, MoeFit, load_device_calibration
 from rlperf.specs.profiles import load_device
 from rlperf.specs.writer import write_atomic
@@ -36,7 +34,7 @@ Key = tuple[str, str, str]
 def fit_shared(series: Sequence[Series], *, check: bool = True) -> dict[Key, MoeFit]:
     """Constants of every device and kernel of `BENT` that was timed on more than one of a compute capability."""
     timed: dict[tuple[str, ...], list[Series]] = {}
-    for one in _newest([one for one in series if one.kind == "moe" and one.dtype in BENT]):
+    for one in merged([one for one in series if one.kind == "moe" and one.dtype in BENT]):
         timed.setdefault((_capability(one.device), one.kernel, one.dtype, one.variant), []).append(one)
     found: dict[Key, MoeFit] = {}
     for (capability, kernel, dtype, variant), balanced in timed.items():
@@ -62,42 +60,30 @@ def _capability(device: str) -> str:
     return load_device(device).generation.split()[-1][:-1]
 
 
-def _newest(series: Sequence[Series]) -> list[Series]:
-    """Series of each device by its newest release (`merged` takes one device's)."""
-    names = dict.fromkeys(one.device for one in series)
-    return [one for name in names for one in merged([each for each in series if each.device == name])]
-
-
 def _of_all(series: Sequence[Series], skewed: Mapping[str, Series], check: bool) -> dict[Key, MoeFit]:
     """One kernel's constants by device: alike but for uneven routing, and with each device's errors."""
     kernel, dtype = series[0].kernel, series[0].dtype
     parts = [group_limited(one) for one in series]
-    ends = np.cumsum([0, *(len(one.measured_s) for one, _ in parts)])
-    spans = list(pairwise(ends))
+    kept = [one for one, _ in parts]
 
-    def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
-        fit = expert_constants(kernel, dtype, p, wide=False)
-        return np.concatenate(
-            [
-                timed_alone(fit, one, r, load_device(one.device), Dealt(touched_share=share[r], balanced=True))
-                for (one, share), (start, end) in zip(parts, spans, strict=True)
-                for r in [rows[start:end]]
-            ]
-        )
+    def build(p: FloatArray) -> MoeFit:
+        return expert_constants(kernel, dtype, p, wide=False)
 
-    measured = np.concatenate([one.measured_s for one, _ in parts])
-    keys = {name: np.concatenate([one.shape[name] for one, _ in parts]) for name in ("num_tokens", "moe_ep_size")}
-    keys["device"] = np.concatenate([np.full(end - start, float(i)) for i, (start, end) in enumerate(spans)])
-    fitted = fit_with_left_out(predict, bounds_of(kernel, False), measured, keys, left_out=check, outliers=True)
-    told = expert_constants(kernel, dtype, fitted.parameters, wide=False)
-    names = ", ".join(one.device for one, _ in parts)
+    def seconds(one: Series, touched_share: FloatArray) -> Predict:
+        device = load_device(one.device)
+        return lambda p, r: timed_alone(build(p), one, r, device, Dealt(touched_share=touched_share[r], balanced=True))
+
+    keys = ("num_tokens", "moe_ep_size", "device")
+    by_device = [seconds(one, share) for one, share in parts]
+    fitted = fit_together(kept, by_device, bounds_of(kernel, False), keys, check, outliers=True)
+    told, names = build(fitted.parameters), ", ".join(one.device for one in kept)
     return {
         (one.device, kernel, dtype): as_written(
             told,
             fit_skew(told, skewed[one.device], load_device(one.device)) if one.device in skewed else (0.0, 1.0),
-            _of_rows(fitted, slice(start, end)).quality(f"{one.name}, fitted with {names}"),
+            _of_rows(fitted, span).quality(f"{one.name}, fitted with {names}"),
         )
-        for (one, _), (start, end) in zip(parts, spans, strict=True)
+        for one, span in zip(kept, spans_of(kept), strict=True)
     }
 
 

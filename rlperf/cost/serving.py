@@ -110,12 +110,12 @@ def closed_loop(cost: EngineStepCost, concurrency: Array, load: Load, *, arrivin
     Notes
     -----
     While one request generates its n_o tokens, each of the others is replaced about once, so c - 1 prefills stand in
-    its way; in an open loop all that come meanwhile, n_o λ, whoever is there. An engine_step takes
-    all waiting prompts that its budget holds (vLLM, SGLang and TensorRT-LLM alike), and clients of a closed loop that
-    started together drift apart: an engine_step with prompts at all has g of them. Δ_g is what a group
-    adds to the engine_step that it shares, or its own engine_step where prefill is not mixed with decode (SGLang
-    without ``enable_mixed_chunk``). Where more prompts come than r, all that an engine_step holds, they wait before
-    their first token: t_ttft then has max(φ (c - g) / r - n_o, 0) more engine_steps.
+    its way; in an open loop all that come meanwhile, n_o λ, whoever is there. An engine_step takes all waiting prompts
+    that its budget holds (vLLM, SGLang and TensorRT-LLM alike), and clients of a closed loop that started together
+    drift apart: an engine_step with prompts at all has g of them. Δ_g is what a group adds to the engine_step that it
+    shares, or its own engine_step where prefill is not mixed with decode (SGLang without ``enable_mixed_chunk``).
+    Where more prompts come than r, all that an engine_step holds, they wait before their first token: t_ttft then has
+    max(φ (c - g) / r - n_o, 0) more engine_steps.
     """
     c, steps, later = as_float(concurrency), load.steps, np.maximum(load.steps, 1.0)
     running = slots = np.minimum(c, load.max_running)

@@ -48,9 +48,11 @@ LENT: Mapping[str, Mapping[str, str]] = {
         "timing.host_layer": "megatron",
         "timing.microbatch": "megatron",
         "timing.host_norm": "megatron_bridge",
+        "timing.lora_bytes": "megatron_bridge",
         "generations.Hopper.flash2": "megatron",
         "generations.Blackwell.flash2": "megatron",
     },
+    "deepspeed": {"timing.lora_bytes": "fsdp2"},
     "fsdp2": {"generations.Hopper.sustained_fp8": "fsdp2", "generations.Hopper.rowwise": "fsdp2"},
 }
 """Constants that no row of a backend's own fit tells, and of whom in the pool's fit they are."""

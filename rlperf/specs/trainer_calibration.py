@@ -228,7 +228,7 @@ class Timing(Frozen):
     chunked_bytes: PositiveFloat = Field(
         24.0, description="the same of a chunked or fused loss, whose projection is made again in the backward"
     )
-    lora_bytes: PositiveFloat = Field(30.0, description="bytes moved per value that enters or leaves an adapted matrix")
+    lora_bytes: PositiveFloat = Field(6.0, description="bytes moved per value that enters or leaves an adapted matrix")
     lora_linear: Seconds = Field(0.0, description="fixed per adapted matrix and microbatch")
     lora_update: Seconds = Field(0.0, description="fixed per update of adapters, beside ``update``")
     host_adam: PositiveFloat = Field(6e9, description="bytes/s per device at which a host-side optimizer runs")

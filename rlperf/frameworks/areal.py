@@ -13,6 +13,7 @@ from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.areal_allocation import allocation, parse_allocation
 from rlperf.frameworks.areal_microbatches import cap_of, whole_passes
+from rlperf.frameworks.areal_reading import ALSO_READ, ArealFacts, read_rest, read_trainer
 from rlperf.frameworks.areal_trained import adapters, in_eight_bits
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
@@ -37,10 +38,9 @@ from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, Value, key_table
 from rlperf.frameworks.nearest import THIRD, wide_degrees, without_ulysses
 from rlperf.frameworks.phases import enough_epochs
-from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
+from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import defaults, script, yaml_text
 from rlperf.specs.modes import mode_of_staleness
-from rlperf.specs.trainer_calibration import load_trainer
 
 _EXPORTS = "rollout.agent.export_style"
 _STYLE = Unit(lambda value, _: value == "individual", lambda value, _: "individual" if value else None)
@@ -210,26 +210,14 @@ class Areal:
             run = replace(run, rollout=run.rollout.having(**sglang_prefill(flat, _sglang)))
         if _EXPORTS not in source.keys:  # agents' default, which workflows of one turn or with tokens do not read
             run = replace(run, trainer=run.trainer.having(turn_samples=None))
-        run = _read_rest(replace(run, trainer=_read_trainer(run.trainer, flat)), flat)
+        run = read_rest(replace(run, trainer=read_trainer(run.trainer, flat)), flat)
         run = replace(run, trainer=whole_passes(run, flat))
         run, eight = in_eight_bits(run, source.keys)
-        return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | _ALSO_READ | eight)
+        return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | ALSO_READ | eight)
 
 
 def _sglang(name: str) -> str:
     return f"sglang.{name}"
-
-
-@dataclass(frozen=True)
-class ArealFacts:
-    """What rules ask beside the run: how pools share devices, and what the file adds up to."""
-
-    colocate: bool
-    enable_offload: bool | None = None
-    weight_update_mode: str | None = None
-    cluster_devices: int | None = None
-    deprecated_allocation: bool | None = None
-    n_minibatches: int | None = None
 
 
 def _with_derived(run: Run) -> Run:
@@ -302,11 +290,15 @@ def _placement(run: Run) -> list[Setting]:
             Setting("actor.weight_update_mode", "disk", "colocation takes disk or awex"),
             Setting("rollout.max_head_offpolicyness", 0),
         ]
-    return [
-        *settings,
+    settings += [
         Setting("actor.weight_update_mode", "xccl"),
         Setting("rollout.max_head_offpolicyness", run.staleness, "policy versions a sample may be behind"),
     ]
+    if run.staleness:
+        # left out, as many groups run at once as a batch has, stragglers among them (infra/staleness_manager.py:79)
+        most = (run.staleness + 1) * run.batch.prompts
+        settings.append(Setting("rollout.max_concurrent_rollouts", most, "groups under way: as many as may be behind"))
+    return settings
 
 
 _ANEW = Limitation(
@@ -355,21 +347,6 @@ def _algorithm(run: Run) -> list[Setting]:
     return settings
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-_ALSO_READ = frozenset(
-    {
-        "rollout.backend", "actor.backend", "cluster.n_nodes", "cluster.n_gpus_per_node", "enable_offload",
-        "rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target", "actor.weight_update_mode",
-        "rollout.max_head_offpolicyness", "actor.kl_ctl", "actor.path", "rollout.consumer_batch_size",
-        "actor.mb_spec.n_mbs", "actor.mb_spec.n_mbs_divisor", "sglang.max_prefill_tokens", "allocation_mode",
-        "rollout.max_concurrent_rollouts", "actor.recompute_logprob", "actor.use_decoupled_loss",
-        "actor.use_lora", "actor.lora_rank", "rollout.use_lora", "sglang.enable_lora", "sglang.max_lora_rank",
-        "vllm.enable_lora", "vllm.max_lora_rank",
-    }
-)  # fmt: skip
-
-
 def _from_allocation_mode(flat: Flat) -> dict[str, Value]:
     """The two allocations of the deprecated ``allocation_mode: sglang:d4t2+fsdp:d4``, where the new keys are absent."""
     found: dict[str, Value] = {}
@@ -379,72 +356,6 @@ def _from_allocation_mode(flat: Flat) -> dict[str, Value]:
         if key and flat.get(key) in (None, "", "???"):
             found[key] = part
     return found
-
-
-def _read_trainer(trainer: TrainerRun, flat: Flat) -> TrainerRun:
-    """Recompute, offload and sharding in the words of a plan."""
-    megatron = trainer.backend == "megatron"
-    # areal/engine/megatron_engine.py: recompute_granularity null is full, uniform, one layer
-    how = (trainer.granularity or "full") if megatron else "full"
-    if not megatron:
-        trainer = trainer.having(ulysses=trainer.context_parallel, context_parallel=1)
-    return trainer.having(
-        sequence_parallel=megatron and trainer.tensor_parallel > 1,
-        lora_rank=int(flat.get("actor.lora_rank") or 0) or None if flat.get("actor.use_lora") else None,
-        scoring_token_budget=trainer.token_budget,
-        devices=(trainer.data_parallel or 1) * trainer.replica_devices,
-        dynamic=trainer.token_budget is not None,
-        packing=True,
-        zero_stage=load_trainer(str(trainer.backend)).capability.usual_zero_stage,
-        activation_recompute=how if trainer.checkpointing else "none",
-        offload="optimizer" if trainer.offload_all else "none",
-    )
-
-
-def _read_rest(run: Run, flat: Flat) -> Run:
-    """Devices, mode, lengths, and what rules ask."""
-    trainer, rollout = run.trainer, run.rollout
-    devices = (rollout.data_parallel or 1) * rollout.replica_devices
-    colocated = flat.get("rollout.scheduling_strategy.type") == "colocation"
-    stale = int(flat.get("rollout.max_head_offpolicyness") or 0)
-    offload = bool(flat.get("enable_offload"))
-    nodes, per_node = int(flat.get("cluster.n_nodes") or 1), int(flat.get("cluster.n_gpus_per_node") or 8)
-    return replace(
-        run,
-        architecture=str(flat.get("actor.path")),
-        algorithm="ppo" if "critic.path" in flat and flat.get("critic.path") else "grpo",
-        reference=bool(flat.get("actor.kl_ctl")),
-        old_policy=bool(flat.get("actor.recompute_logprob") or flat.get("actor.use_decoupled_loss")),
-        mode=mode_of_staleness(stale, shares_devices=colocated),
-        staleness=0 if colocated else stale,
-        devices=trainer.devices if colocated else trainer.devices + devices,
-        nodes=nodes,
-        devices_per_node=per_node,
-        batch=_read_lengths(run, flat),
-        trainer=trainer.having(parked=offload if colocated else None),
-        rollout=rollout.having(devices=devices),
-        facts=ArealFacts(
-            colocate=colocated,
-            enable_offload=offload,
-            weight_update_mode=str(flat.get("actor.weight_update_mode")),
-            cluster_devices=nodes * per_node,
-            deprecated_allocation=bool(flat.get("allocation_mode")),
-            n_minibatches=int(flat.get("actor.ppo_n_minibatches") or 1),
-        ),
-    )
-
-
-def _read_lengths(run: Run, flat: Flat) -> BatchFacts:
-    """The context caps prompt and response; a prompt that is not capped itself is assumed to take the rest of it."""
-    context = min(run.batch.context_tokens or 1, run.rollout.engine_context or 1 << 40)
-    response = min(run.batch.max_response_tokens or 1, context)
-    prompt = run.batch.max_prompt_tokens or max(min(1024, context - response), 1)
-    return replace(
-        run.batch,
-        max_prompt_tokens=prompt,
-        max_response_tokens=response,
-        response_key=int(flat.get("gconfig.max_new_tokens") or 0),
-    )
 
 
 ADAPTER = Areal()

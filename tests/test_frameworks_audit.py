@@ -79,7 +79,7 @@ AREAL = {
     "actor.ppo_n_minibatches": 2, "train_dataset.batch_size": 128, "train_dataset.max_length": 2048,
     "gconfig.n_samples": 8, "gconfig.max_new_tokens": 8192, "gconfig.max_tokens": 10240,
     "sglang.context_length": 10240, "sglang.mem_fraction_static": 0.85, "train_dataset.path": "d",
-    "train_dataset.type": "rl",
+    "train_dataset.type": "rl", "rollout.consumer_batch_size": "${train_dataset.batch_size}",
 }  # fmt: skip
 TRL = {
     "model_name_or_path": "Qwen/Qwen2.5-7B-Instruct", "per_device_train_batch_size": 4,

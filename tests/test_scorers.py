@@ -119,6 +119,8 @@ def test_teachers_that_share_the_sequences_take_less_than_one() -> None:
     half = {**TEACHER, "devices": 1, "overlap": False, "share": 0.5}
     two = judged(half, {**half, "name": "other"})[1]
     assert float(two.beside.waits_s.mean()) == pytest.approx(float(one.beside.waits_s.mean()) / 2.0, rel=0.1)
+    moved = [float(each.seconds.data_movement_s.mean()) for each in (one, two)]
+    assert moved[1] == pytest.approx(moved[0], rel=1e-9)  # every sequence is sent one teacher's numbers, not two's
 
 
 def test_a_teacher_reads_every_token_through_its_head() -> None:

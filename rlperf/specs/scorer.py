@@ -70,8 +70,11 @@ class Scorer(Frozen):
         return self.kind in ("teacher", "reference")
 
     @property
-    def fields(self) -> int:
-        """Numbers of 4 bytes returned per response token: a log-probability, and of several the 8 bytes of an id."""
+    def fields(self) -> float:
+        """Numbers of 4 bytes returned per response token, mean over all sequences, read or not.
+
+        A log-probability, and of several each the 8 bytes of an id.
+        """
         if not self.reads_every_token:
-            return 0
-        return 1 if self.top_k == 1 else 3 * self.top_k
+            return 0.0
+        return self.share * (1 if self.top_k == 1 else 3 * self.top_k)

@@ -110,7 +110,7 @@ class ScorerStage:
     single_s : the longest one alone [s]
     transition_s : weights to shared devices and away again [s]
     ends : when its sequences end
-    fields : numbers returned per response token [1]
+    fields : numbers returned per response token, mean over all sequences [1]
     """
 
     own: bool
@@ -119,7 +119,7 @@ class ScorerStage:
     single_s: float
     transition_s: float
     ends: Ends
-    fields: int = 0
+    fields: float = 0.0
 
     @property
     def streams(self) -> bool:
@@ -153,13 +153,13 @@ class Beside:
     waits_s : the rl_step waits for those with devices of their own, after the rollout [s]
     shared_s : those that take turns with the trainer [s]
     busy_s : what a batch takes the slowest of those with devices of their own [s]
-    fields : numbers returned per response token [1]
+    fields : numbers returned per response token, mean over all sequences [1]
     """
 
     waits_s: FloatArray
     shared_s: FloatArray
     busy_s: FloatArray
-    fields: int = 0
+    fields: float = 0.0
 
     @classmethod
     def of(cls, stages: Sequence[ScorerStage], exposed: Sequence[FloatArray]) -> Beside:

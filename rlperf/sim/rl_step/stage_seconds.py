@@ -85,7 +85,7 @@ def sync_seconds(
     return np.zeros(len(r)) + framework.factors.weight_sync * seconds
 
 
-def batch_shape(demand: Demand, architecture: Architecture, passes: int, fields: int = 0) -> BatchShape:
+def batch_shape(demand: Demand, architecture: Architecture, passes: int, fields: float = 0.0) -> BatchShape:
     """What one rl_step's batch moves: lengths, ``passes`` scoring passes, and pixels where a tower sees images.
 
     ``fields``: numbers per response token that scorers return.
@@ -119,7 +119,7 @@ def stage_seconds(
     for index, each in enumerate(site.trainers):
         here = trainer.backend[t] == index
         if here.any():
-            fields = beside.fields if beside else 0
+            fields = beside.fields if beside else 0.0
             own = _framework_seconds(site, each, architecture, demand, mode, pairs.take(here), fields)
             for name, values in own.items():
                 stages[name][here] = values
@@ -171,7 +171,7 @@ def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]
 
 def _framework_seconds(
     site: Site, each: TrainerStack, architecture: Architecture, demand: Demand, mode: Mode,
-    pairs: Pairs[RolloutStage, TrainerStage], fields: int,
+    pairs: Pairs[RolloutStage, TrainerStage], fields: float,
 ) -> dict[str, FloatArray]:  # fmt: skip
     """What one framework backend spends around the stages, for pairs of its columns; ``fields``: as `batch_shape`."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,8 @@ from rlperf.sim.rollout.routing import Routing
 from rlperf.sim.rollout.tail import first_groups, generated_at
 from rlperf.workload.lengths import LengthTable
 from studies.rollout_tail.policies import DynamicSampling, Synchronous, TailBatching
+
+from .token_loop import TokenLoop
 
 SECOND = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=1.0)
 """Every engine_step takes one second."""
@@ -269,6 +272,24 @@ def test_generated_at_counts_tokens() -> None:
         [3, 4],
         [3, 9],
     ]
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_preempted_requests_write_nothing_meanwhile(chunked: bool) -> None:
+    """Token by token as the naive loop has them, at the end of every engine_step of a cache for a third of them."""
+    limits = EngineLimits(4096.0, 64, chunked_prefill=chunked)
+    trajectories = Trajectories.of(64, np.random.default_rng(3).integers(100, 500, 32))
+    seen: list[tuple[float, list[int]]] = []
+
+    class Watched(TokenLoop):
+        def engine_step(self, *work: Any) -> None:
+            super().engine_step(*work)
+            seen.append((self.now, [request.generated for request in self.requests]))
+
+    assert Watched(trajectories, LINEAR, limits, EngineOptions()).run().preemptions > 10
+    result = simulate_rollout(trajectories, 1, cost=LINEAR, limits=limits)
+    for at_s, generated in seen[::7]:
+        assert generated_at(result, trajectories, at_s + 1e-6).tolist() == generated
 
 
 def test_partial_rollouts_lose_no_token() -> None:

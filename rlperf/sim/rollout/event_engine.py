@@ -97,6 +97,10 @@ class EventEngine:
         self.scheduled: list[float] = [-1.0] * turns
         self.first_token: list[float] = [-1.0] * turns
         self.finish: list[float] = [0.0] * turns
+        self.preempted_s: dict[int, float] = {}
+        """When the turns were preempted that have begun to write and are not back."""
+        self.pauses: list[tuple[int, float, float]] = []
+        """Turn, when it was preempted, and when it was back and wrote on."""
         self.log = SegmentLog()
         self.rows = self.log.rows
         self.preemptions = self.hit_tokens = self.looked_up = 0
@@ -197,6 +201,8 @@ class EventEngine:
             held += self.adjust - shared
             self.waiting.appendleft(i)
             self.preemptions += 1
+            if self.first_token[self.turn[i]] >= 0.0:
+                self.preempted_s.setdefault(self.turn[i], self.now)
             preempted = True
         if preempted:  # while what was evicted last cannot return, nothing else changes until the next completion
             i = self.waiting[0]
@@ -287,6 +293,8 @@ class EventEngine:
             turn = self.turn[i]
             if self.first_token[turn] < 0.0:
                 self.first_token[turn] = self.now
+            elif turn in self.preempted_s:
+                self.pauses.append((turn, self.preempted_s.pop(turn), self.now))
             left = self.prompt[turn] + self.response[turn] - known[i] - 1
             if left > 0:
                 batch.add(i, known[i], left)

@@ -22,7 +22,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.event_engine import EventEngine
 from rlperf.sim.rollout.options import EngineOptions
-from rlperf.sim.rollout.timeline import ReplicaTimeline
+from rlperf.sim.rollout.timeline import Pauses, ReplicaTimeline
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.sim.rollout.warm_start import warm_start
 
@@ -51,10 +51,11 @@ def timeline_of(engine: EventEngine, members: IntArray | None = None) -> Replica
     """The outcome as columns, of all trajectories or of ``members``."""
     offsets = engine.trajectories.offsets
     rows: IntArray | slice = slice(None)
+    own = None
     if members is not None:
         mine = np.zeros(engine.n, dtype=np.bool_)
         mine[members] = True
-        rows = np.flatnonzero(mine[engine.trajectories.turn_owner])
+        rows = own = np.flatnonzero(mine[engine.trajectories.turn_owner])
     finish: FloatArray = np.array(engine.finish)
     return ReplicaTimeline(
         arrival_s=np.array(engine.arrival)[rows],
@@ -64,6 +65,7 @@ def timeline_of(engine: EventEngine, members: IntArray | None = None) -> Replica
         trajectory_finish_s=finish[offsets[1:] - 1][slice(None) if members is None else members],
         segments=engine.log.close(),
         preemptions=engine.preemptions,
+        pauses=Pauses.of(engine.pauses, own),
         hit_tokens=engine.hit_tokens,
         prompt_tokens=engine.looked_up,
         full_cache=engine.full_cache or engine.cache.evicted,

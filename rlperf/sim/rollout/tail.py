@@ -163,8 +163,9 @@ def first_groups(group: IntArray, finish_s: FloatArray, count: int) -> tuple[Boo
 def generated_at(result: RolloutResult, trajectories: Trajectories, at_s: float) -> IntArray:
     """Tokens that each trajectory has generated at a time [tokens] ``[trajectories]``.
 
-    Of single-turn trajectories: its first token and one per decoding engine_step since (time spent preempted is counted
-    too). Of several turns: the turns complete by then, and the share of time of the one that runs.
+    Of single-turn trajectories: its first token and one per decoding engine_step since, but for those that it spent
+    preempted, of which the last, that reads it again, yields one. Of several turns: the turns complete by then, and the
+    share of time of the one that runs.
     """
     tokens = np.zeros(len(trajectories))
     for members, timeline in zip(result.members, result.timelines, strict=True):
@@ -174,6 +175,9 @@ def generated_at(result: RolloutResult, trajectories: Trajectories, at_s: float)
         clock_s = np.concatenate([[0.0], seg.start_s + seg.seconds])
         steps = np.concatenate([[0], decoded])
         since = np.interp(at_s, clock_s, steps) - np.interp(timeline.first_token_s, clock_s, steps)
+        pauses = timeline.pauses
+        start, end = (np.interp(np.minimum(at_s, side), clock_s, steps) for side in (pauses.start_s, pauses.end_s))
+        np.subtract.at(since, pauses.turn, end - start - (pauses.end_s <= at_s))
         running = np.minimum(1.0 + np.floor(np.maximum(since, 0.0)), part.response_tokens - 1.0)
         if not part.single_turn:
             span = np.maximum(timeline.finish_s - timeline.first_token_s, 1e-12)

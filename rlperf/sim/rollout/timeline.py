@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +92,29 @@ _COUNTS = {2, 3, 4, 6, 8, 9, 10}
 
 
 @dataclass(frozen=True, eq=False)
+class Pauses:
+    """When turns that had begun to write were preempted, and when they wrote on; columns ``[pauses]``."""
+
+    turn: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    start_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    end_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, float, float]], turns: IntArray | None = None) -> Pauses:
+        """Of all turns, or of ``turns`` (ascending), which are then counted anew.
+
+        >>> Pauses.of([(7, 1.0, 2.0), (4, 3.0, 5.0)], np.array([2, 4])).turn.tolist()
+        [1]
+        """
+        table = np.array(rows, dtype=np.float64).reshape(len(rows), 3)
+        turn = table[:, 0].astype(np.int64)
+        if turns is not None:
+            kept = np.isin(turn, turns)
+            table, turn = table[kept], np.searchsorted(turns, turn[kept])
+        return cls(turn, table[:, 1], table[:, 2])
+
+
+@dataclass(frozen=True, eq=False)
 class ReplicaTimeline:
     """Outcome of one replica's rollout.
 
@@ -100,6 +124,7 @@ class ReplicaTimeline:
     trajectory_finish_s : end of every trajectory's last turn [s] ``[trajectories]``
     segments : what the engine did, run by run
     preemptions : requests evicted for lack of cache blocks
+    pauses : of those that had begun to write
     hit_tokens, prompt_tokens : prefix-cache hits, and tokens looked up (a resumed request counts again) [tokens]
     full_cache, full_places : whether a larger cache, or more places for running requests, could have changed anything
     """
@@ -111,6 +136,7 @@ class ReplicaTimeline:
     trajectory_finish_s: FloatArray
     segments: Segments
     preemptions: int = 0
+    pauses: Pauses = Pauses()
     hit_tokens: int = 0
     prompt_tokens: int = 0
     full_cache: bool = False

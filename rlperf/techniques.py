@@ -80,7 +80,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         "and the draft head trained", "rollout",
         lambda arch: {ROLLOUT + "speculation": _drafts(arch), ROLLOUT + "draft_training": True},
         "rollout.draft_training", "one pair of rollouts with a frozen and a trained head (slime)",
-        "its training is one layer and a head of work",
+        "its training is one layer and a head of work; its states are held and sent, its activations are not counted",
     ),
     Technique(
         "n-gram drafts", "rollout", lambda _: {ROLLOUT + "speculation": "ngram:4"}, "rollout.speculation",

@@ -52,6 +52,23 @@ def gpt(**changes: object) -> Architecture:
     return Architecture.model_validate({**values, **changes})
 
 
+def test_a_draft_head_that_is_trained_is_held(h100: Hardware, megatron: TrainerCalibration) -> None:
+    """EAGLE-3 of Qwen3-8B: a layer, 3 h^2 of projection, a head of 32,000; 2, 4 and 12 / 8 bytes at TP 2."""
+    layout, arch = Layout.of(tensor_parallel=2, data_parallel=8, zero_stage=1), load_architecture("Qwen3-8B")
+    where = arch, h100, megatron, layout, Microbatches.fixed(layout, 8192.0, 4.0)
+    without, plain, adapted = (
+        trainer_memory(*where, UpdateOptions(trained_draft=method, lora_rank=rank))
+        for method, rank in ((None, None), ("eagle3", None), ("eagle3", 32))
+    )
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288
+    head = (layer + 3 * 4096**2 + 32_000 * 4096) / 2
+    for part, each in (("weights", 2.0), ("gradients", 4.0), ("optimizer", 12.0 / 8)):
+        more = float(getattr(plain, part) - getattr(without, part))
+        assert more == pytest.approx(each * head, rel=2e-3), part
+    bare = trainer_memory(*where, UpdateOptions(lora_rank=32))
+    assert float(adapted.states - bare.states) == pytest.approx(float(plain.states - without.states), rel=1e-6)
+
+
 def unfused_layer(arch: Architecture, tp: int, sp: bool, sequence: int, microbatch: int) -> float:
     """Bytes of one layer by the tensor count, with dropout and materialised scores."""
     kept = layer_activations(arch, Layout.of(tensor_parallel=tp, sequence_parallel=int(sp)), dropout=True, unfused=True)

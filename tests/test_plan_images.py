@@ -114,6 +114,16 @@ def test_activations_of_the_tower_count_against_memory() -> None:
     assert peak(SEEN) > peak(None)
 
 
+def test_a_frozen_tower_has_neither_gradients_nor_moments_nor_activations() -> None:
+    """FSDP over eight: 4 bytes of gradient and 8 of moments; its weights stay."""
+    trained, frozen = (predicted(SEEN, freeze_vision=flag).memory_bytes["trainer"].parts for flag in (False, True))
+    assert VL.vision is not None
+    for part, each in (("weights", 0.0), ("gradients", 4.0), ("optimizer", 8.0)):
+        spared = trained[part] - frozen[part]
+        assert spared == pytest.approx(each * VL.vision.parameters / 8, rel=1e-6), part
+    assert frozen["activations"] == predicted(None).memory_bytes["trainer"].parts["activations"]
+
+
 def test_a_frozen_tower_is_written_or_named_as_lost() -> None:
     for framework, backend, key in (
         ("verl", "fsdp2", "actor_rollout_ref.actor.freeze_vision_tower"),

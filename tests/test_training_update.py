@@ -282,8 +282,10 @@ def test_a_vision_tower_costs_time_and_memory_with_its_images(h100: Hardware, me
     arch, batch = load_architecture("Qwen2.5-VL-7B"), Microbatches.of(8192.0, 8192.0 * 2048, 2048.0, 8.0)
     layout = Layout.of(pipeline_parallel=[1, 2])
     text = training_update(arch, h100, megatron, layout, batch)
-    images = training_update(arch, h100, megatron, layout, batch, tower=TowerWork(images=8, patches=1024))
-    frozen = training_update(arch, h100, megatron, layout, batch, tower=TowerWork(images=8, patches=1024, frozen=True))
+    images, frozen = (
+        training_update(arch, h100, megatron, layout, batch, UpdateOptions(frozen_tower=flag), tower=TowerWork(8, 1024))
+        for flag in (False, True)
+    )
     assert np.all(images.total_s > frozen.total_s)
     assert np.all(frozen.total_s > text.total_s)
     score = [

@@ -29,7 +29,8 @@ class StageParameters:
     ``layers`` transformer layers stand on it, ``routed_first``, ``routed_between`` and ``routed_last`` of them with
     routed experts when it is the first, one in between and the last stage. ``layer_dense`` and ``layer_routed`` are one
     mean layer's parameters, without and of routed experts; ``layer_experts`` those of one layer that has experts.
-    ``embedding`` stands on the first stage, ``head`` on the last (0 on a single stage with tied weights).
+    ``embedding`` stands on the first stage, in it a tower (``frozen``, where nobody trains it), ``head`` on the last (0
+    on a single stage with tied weights).
     """
 
     layers: FloatArray
@@ -41,6 +42,7 @@ class StageParameters:
     layer_routed: FloatArray
     embedding: FloatArray
     head: FloatArray
+    frozen: FloatArray
 
 
 def stage_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> FloatArray:
@@ -111,7 +113,9 @@ def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, Fl
     return dense, routed / (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64)
 
 
-def stage_parameters(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> StageParameters:
+def stage_parameters(
+    arch: Architecture, layout: Layout, ends: Ends = EVEN, *, frozen_tower: bool = False
+) -> StageParameters:
     """Parameters of the fullest stage (see the class). A vision tower stands on the first stage, split by TP."""
     tp = layout.tensor_parallel.astype(np.float64)
     dense, routed = layer_parameters(arch, layout)
@@ -131,6 +135,7 @@ def stage_parameters(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> S
         layer_routed=routed,
         embedding=first / tp,
         head=head,
+        frozen=(arch.vision.parameters if arch.vision and frozen_tower else 0) / tp,
     )
 
 

@@ -50,6 +50,17 @@ class DraftHead:
         """Of the projection in front of the layer."""
         return self.joined * self.arch.hidden**2
 
+    @property
+    def own_head_parameters(self) -> int:
+        """Of a head of its own; one that is the model's counts with the model."""
+        return EAGLE_VOCAB * self.arch.hidden if self.joined == 3 else 0
+
+    @property
+    def trained(self) -> Architecture:
+        """What a trainer holds of it: its layer, and projection and head as one table."""
+        beside = self.projection_parameters + self.own_head_parameters
+        return self.arch.model_copy(update={"vocab": beside // self.arch.hidden, "tied_embeddings": True})
+
 
 def draft_head(arch: Architecture, method: Method) -> DraftHead | None:
     """What drafts for a model by a method; None: no network does (n-grams).
@@ -214,7 +225,7 @@ def draft_memory(replica: Replica, wanted: DraftSetting, running: FloatArray) ->
         return DraftMemory(none, none, logits)
     small = replace(replica, arch=head.arch.model_copy(update={"vocab": 1}), pipeline=np.ones_like(replica.pipeline))
     width = dtype_of(replica.roles.projection).weight_bytes
-    extra = head.projection_parameters * width + (EAGLE_VOCAB if head.joined == 3 else 0) * head.arch.hidden * 2.0
+    extra = head.projection_parameters * width + head.own_head_parameters * 2.0
     weights = weight_bytes(small) + extra / replica.attention_tensor
     own = kv_bytes_per_token(replica) + kv_bytes_per_request(replica) / 4096.0
     return DraftMemory(weights, kv_bytes_per_token(small) / np.maximum(own, 1e-9), logits)

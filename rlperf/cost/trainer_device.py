@@ -11,6 +11,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import dtype_of
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.hardware import Hardware
+from rlperf.specs.speculation import Method
 from rlperf.specs.trainer_calibration import Generation, TrainerCalibration
 from rlperf.specs.trainer_switches import Switches
 
@@ -72,6 +73,8 @@ class UpdateOptions:
     dtype : of the linear layers (bf16, fp16, fp8, mxfp8, nvfp4); attention, head and router stay in 16 bits
     lora_rank : rank of adapters on all linear layers; the base is frozen: no weight gradients, no moments
     lora_jobs : adapters that are trained in turn on the one base [1]
+    frozen_tower : the vision tower is not trained: no backward, no gradients, no moments
+    trained_draft : method of the draft head that is trained beside the model; None where none is
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
     chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
     whole_gradients : gradients of sharded parameters are added up unsharded and reduced with the last microbatch
@@ -97,6 +100,8 @@ class UpdateOptions:
     switches: Switches | None = None
     ends: Ends = EVEN
     lora_jobs: int = 1
+    frozen_tower: bool = False
+    trained_draft: Method | None = None
 
     def switches_of(self, trainer: TrainerCalibration) -> Switches:
         """How the stack runs: as stated, else as its backend does."""

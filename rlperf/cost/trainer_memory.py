@@ -23,6 +23,7 @@ from rlperf.cost.memory_parameters import (
     lora_parameters,
     stage_parameters,
 )
+from rlperf.cost.speculation import draft_head
 from rlperf.cost.trainer_device import PLAIN, UpdateOptions
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
@@ -107,7 +108,7 @@ def trainer_memory(
     -------
     MemoryParts, arrays of the broadcast shape of ``layout`` and ``microbatches``
     """
-    stage = stage_parameters(arch, layout, options.ends)
+    stage = stage_parameters(arch, layout, options.ends, frozen_tower=options.frozen_tower)
     kept = layer_activations(
         arch, layout,
         dropout=trainer.timing.kernel_attention == "unfused", unfused=trainer.timing.kernel_attention == "unfused",
@@ -123,7 +124,7 @@ def trainer_memory(
     logits = _logit_bytes(arch, trainer, layout, tokens, options, forward_only)
     single, space = layout.pipeline_parallel == 1, trainer.workspace
     plain = 0.0 if forward_only or options.lora_rank else 1.0
-    tower = np.zeros(()) if forward_only else tower_bytes(arch, layout, patches)
+    tower = np.zeros(()) if forward_only or options.frozen_tower else tower_bytes(arch, layout, patches)
     at_first = first * (stage.layers * one.dense + stage.routed_first * one.routed) + tower
     at_second = second * (stage.layers * one.dense + stage.routed_between * one.routed)
     second_wins = (layout.pipeline_parallel > 2) & (
@@ -187,7 +188,8 @@ def whole_gradients(
     backward alone.
     """
     held = replace(layout, zero_stage=np.minimum(layout.zero_stage, 1))
-    states = _states(arch, trainer, held, stage_parameters(arch, layout, options.ends), options, False)
+    stage = stage_parameters(arch, layout, options.ends, frozen_tower=options.frozen_tower)
+    states = _states(arch, trainer, held, stage, options, False)
     return np.asarray(states.first[1] + states.embedding[1] + states.head[1], np.float64)
 
 
@@ -230,6 +232,27 @@ def _states(
     arch: Architecture, trainer: TrainerCalibration, layout: Layout, stage: StageParameters,
     options: UpdateOptions, forward_only: bool,
 ) -> _States:  # fmt: skip
+    """Of the model, on its last stage with those of a draft head that is trained beside it: all weights of that."""
+    model = _network_states(arch, trainer, layout, stage, options, forward_only)
+    head = draft_head(arch, options.trained_draft) if options.trained_draft else None
+    if head is None:
+        return model
+    one = layout.with_(pipeline_parallel=1, virtual_pipeline=1)
+    whole = replace(options, lora_rank=None)
+    beside = _network_states(head.trained, trainer, one, stage_parameters(head.trained, one), whole, forward_only)
+    weights, gradients, moments = (
+        m + f + e for m, f, e in zip(model.head, beside.first, beside.embedding, strict=True)
+    )
+    return replace(
+        model, head=(weights, gradients, moments), host=model.host + beside.host,
+        updated=model.updated + beside.updated,
+    )  # fmt: skip
+
+
+def _network_states(
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, stage: StageParameters,
+    options: UpdateOptions, forward_only: bool,
+) -> _States:  # fmt: skip
     """ZeRO shards by data parallelism, routed experts by their own; LoRA trains the adapters alone.
 
     Of several LoRA jobs weights and moments stand all, gradients and updates of one after the other.
@@ -267,7 +290,9 @@ def _states(
         return jobs * weights + frozen, gradients, jobs * moments
 
     first, between, last = layers(stage.routed_first), layers(stage.routed_between), layers(stage.routed_last)
-    tables = [(stage.embedding * part, stage.head * part) for part in table]
+    trained = stage.embedding - stage.frozen
+    firsts = stage.embedding, trained, trained
+    tables = [(first * part, stage.head * part) for first, part in zip(firsts, table, strict=True)]
     per_parameter = max(trainer.storage.optimizer, 1.0) * jobs
     at_ends = first[2] + tables[2][0], last[2] + tables[2][1]
     several = np.maximum(np.maximum(*at_ends), np.where(layout.pipeline_parallel > 2, between[2], 0.0))

@@ -121,12 +121,12 @@ def training_update(
     -------
     TrainingCost, arrays of the broadcast shape
     """
-    work, stage = work_of(layout, microbatches), stage_parameters(arch, layout)
+    work, stage = work_of(layout, microbatches), stage_parameters(arch, layout, frozen_tower=options.frozen_tower)
     device = TrainerDevice(hw, trainer, layout, work, options)
     costs = microbatch_seconds(arch, device)
     one, head = _layer_pass(arch, device, costs), costs.head
     head_s = head.forward + head.backward + (head.again if options.chunked_loss else 0.0)
-    tower_s, tower_back = tower_seconds(arch, hw, trainer, layout, tower)
+    tower_s, tower_back = tower_seconds(arch, hw, trainer, layout, tower, frozen=options.frozen_tower)
     m, p = microbatches.count, layout.pipeline_parallel.astype(np.float64)
     v, each, fixed = layout.virtual_pipeline.astype(np.float64), arch.layers / p, trainer.timing
     dense, routed, tables = trained_share(arch, layout, stage, options.lora_rank)
@@ -174,11 +174,12 @@ def experts_timed(arch: Architecture, trainer: TrainerCalibration, layout: Layou
 
 
 def optimizer_bytes(
-    arch: Architecture, trainer: TrainerCalibration, layout: Layout, lora_rank: int | None
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, options: UpdateOptions
 ) -> FloatArray:
     """Bytes of the optimizer states that a device owns."""
     each = arch.layers / layout.pipeline_parallel.astype(np.float64)
-    dense, routed, tables = trained_share(arch, layout, stage_parameters(arch, layout), lora_rank)
+    stage = stage_parameters(arch, layout, frozen_tower=options.frozen_tower)
+    dense, routed, tables = trained_share(arch, layout, stage, options.lora_rank)
     owned = owned_parameters(layout, each * dense + tables, each * routed)
     return np.asarray(owned * trainer.storage.optimizer)
 

@@ -159,9 +159,8 @@ def trained_share(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Trained parameters of one device: (mean layer, dense; mean layer, routed experts; embedding and head)."""
     if not lora_rank:
-        tables = np.where(
-            layout.pipeline_parallel == 1, stage.embedding + stage.head, np.maximum(stage.embedding, stage.head)
-        )
+        first = stage.embedding - stage.frozen
+        tables = np.where(layout.pipeline_parallel == 1, first + stage.head, np.maximum(first, stage.head))
         return stage.layer_dense, stage.layer_routed, tables
     dense, routed = lora_parameters(arch, lora_rank)
     experts = layout.expert_parallel * layout.expert_tensor_parallel

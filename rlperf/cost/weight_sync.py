@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,10 @@ class SyncPayload:
     def bytes(self) -> float:
         """All bytes of the policy."""
         return self.dense_bytes + self.expert_bytes
+
+    def __add__(self, other: SyncPayload) -> SyncPayload:
+        """Both together."""
+        return SyncPayload(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 def checkpoint_tensors(architecture: Architecture) -> int:

@@ -100,20 +100,23 @@ def tower_bytes(arch: Architecture, layout: Layout, patches: Array) -> FloatArra
 
 @dataclass(frozen=True)
 class TowerWork:
-    """Images of a microbatch and patches of each, through the tower on the first stage; frozen: forward only."""
+    """Images of a microbatch and patches of each, through the tower on the first stage."""
 
     images: Array = 0.0
     patches: Array = 0.0
-    frozen: bool = False
 
 
 NO_IMAGES = TowerWork()
 
 
 def tower_seconds(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: TowerWork
-) -> tuple[FloatArray, FloatArray]:
-    """(forward, backward) of the vision tower over a microbatch's images; backward twice the forward (extrapolated)."""
+    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: TowerWork, *,
+    frozen: bool = False,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """(forward, backward) of the vision tower over a microbatch's images.
+
+    A backward takes twice the forward (extrapolated), one of a frozen tower nothing.
+    """
     if arch.vision is None:
         return np.zeros(()), np.zeros(())
     rate = trainer.generation(hw.device).sustained
@@ -123,7 +126,7 @@ def tower_seconds(
         hw, arch.vision, np.where(some, number, 1.0), np.where(some, each, 1.0), layout.tensor_parallel
     )
     forward = np.where(some, seconds / rate, 0.0)
-    return forward, (0.0 if work.frozen else 2.0) * forward
+    return forward, (0.0 if frozen else 2.0) * forward
 
 
 ENCODED_TOKENS = 8192.0

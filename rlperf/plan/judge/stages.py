@@ -71,8 +71,8 @@ def layer_profile(
         head = (float(np.ravel(top.forward)[0]), float(np.ravel(top.backward)[0]))
     tower = (0.0, 0.0)
     if demand is not None:
-        work = TowerWork(demand.images_per_token * one.tokens, demand.patches(architecture), freeze_vision)
-        seen = tower_seconds(architecture, context.hardware, trainer.calibration, layout, work)
+        work = TowerWork(demand.images_per_token * one.tokens, demand.patches(architecture))
+        seen = tower_seconds(architecture, context.hardware, trainer.calibration, layout, work, frozen=freeze_vision)
         tower = (float(np.ravel(seen[0])[0]), float(np.ravel(seen[1])[0]))
     again = 1.0 if int(np.ravel(layout.activation_recompute)[0]) == RECOMPUTE.index("full") else 0.0
     forward = [tower[0], *(times[pair][0] for pair in pairs), head[0]]

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.parameters import parameters
+from rlperf.cost.speculation import draft_head
 from rlperf.cost.weight_sync import SyncShape, adapter_payload, quantise_s, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes, route_bytes
@@ -62,6 +63,8 @@ def sync_seconds(
     alone = framework.adapters is not None and not framework.adapters.with_base
     if alone and site.adapter_rank:
         payload = adapter_payload(architecture, site.adapter_rank, jobs=site.adapter_jobs)
+    if site.trained_draft and (head := draft_head(architecture, site.trained_draft)):
+        payload = payload + sync_payload(head.trained)
     shape = SyncShape(
         trainer_devices=layout_t.devices,
         rollout_devices=layout_r.devices,

@@ -54,6 +54,7 @@ def trainer_bytes(
     options = UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss, ends=ends,
         lora_jobs=settings.lora_jobs, whole_gradients=holds_gradients_whole(stack.framework, settings),
+        frozen_tower=settings.freeze_vision, trained_draft=site.trained_draft,
     )  # fmt: skip
     patches = demand.images_per_token * trained.tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration

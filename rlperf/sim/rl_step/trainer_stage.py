@@ -112,7 +112,7 @@ def updated(
     stack = with_optimizer(stack, architecture, settings)
     framework, hardware = stack.framework, site.hardware
     options = _options(site, stack, layout, settings)
-    seen = TowerWork(demand.images_per_token * batches.tokens, demand.patches(architecture), settings.freeze_vision)
+    seen = TowerWork(demand.images_per_token * batches.tokens, demand.patches(architecture))
     update = _update(site, stack, architecture, demand.batch.updates, layout, batches, options, seen)
     if settings.optimizer == "muon":
         orthogonal = muon_s(architecture, hardware, stack.calibration, layout)
@@ -132,6 +132,7 @@ def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings
     return UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
         attention_kernel=kernel, whole_gradients=holds_gradients_whole(stack.framework, settings),
+        frozen_tower=settings.freeze_vision,
     )  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def _update(
     both, activations, none = (OFFLOAD.index(word) for word in ("both", "activations", "none"))
     resident = np.where(layout.offload == both, activations, np.where(parked, none, layout.offload))
     cost = training_update(*where, replace(layout, offload=resident), batches, options, tower=images)
-    states = optimizer_bytes(architecture, stack.calibration, layout, options.lora_rank)
+    states = optimizer_bytes(architecture, stack.calibration, layout, options)
     fetched = parked_s(stack.framework, site.hardware, states) + _weights_s(site, stack, architecture, layout)
     return replace(cost, offload_s=cost.offload_s + np.where(parked, fetched, 0.0) / updates)
 

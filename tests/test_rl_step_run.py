@@ -124,6 +124,9 @@ def test_nodes_that_leave_cost_more_the_sooner_and_the_longer_they_are_gone() ->
     assert slower(1e12, 0.0) == pytest.approx(1.0, abs=1e-6)
     spot = SpotFacts(4, 3600.0, 600.0, elastic=True)
     assert elastic_step_s(1000.0, 600.0, spot, overlaps=True) == 1000.0
+    # a rollout that already binds, with a weight sync of 40 s behind it, grows from the first departure on
+    grown = elastic_step_s(640.0, 600.0, spot, overlaps=True, behind_s=40.0)
+    assert grown == pytest.approx(640.0 + 600.0 * (slower(3600, 600) - 1))
     assert elastic_step_s(1000.0, 600.0, spot, overlaps=False) == pytest.approx(
         1000.0 + 600.0 * (slower(3600, 600) - 1)
     )

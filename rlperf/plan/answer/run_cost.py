@@ -13,7 +13,8 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.sim.rl_step.spot import SpotFacts, elastic_step_s
 from rlperf.sim.rl_step.whole_run import RunFacts, best_checkpoint_s, whole_run
-from rlperf.specs.modes import MODES, Mode
+from rlperf.specs.modes import MODES, Form, Mode
+from rlperf.specs.rl_calibration import FrameworkCalibration
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,7 @@ def run_totals(context: Context, stretches: Sequence[Stretch], *, handover_s: fl
         predicted = stretch.predicted
         spot, slower = _spot(context, stretch), 1.0
         if spot is not None and spot.elastic:
-            overlaps, rollout_s = MODES[stretch.mode].overlaps, predicted.stages_s.rollout
-            slower = (
-                float(elastic_step_s(predicted.rl_step_s, rollout_s, spot, overlaps=overlaps)) / predicted.rl_step_s
-            )
+            slower = float(_elastic_s(context, stretch, spot)) / predicted.rl_step_s
         for sums, value in (
             (mean, slower * predicted.rl_step_s), (low, slower * predicted.low_s), (high, slower * predicted.high_s),
             (steady, predicted.rl_step_s),
@@ -100,8 +98,7 @@ def _facts(
     """The job's words about its run, with the framework's start-up; the price is that of the pools in use."""
     run = context.job.run
     assert run is not None
-    backend = first.pool("trainer").settings.backend
-    framework = next(each.framework for each in context.trainers if each.backend == backend)
+    framework = _framework(context, first)
     device_hours = float(steps_s.sum()) * devices / 3600.0
     return RunFacts(
         rl_steps=count,
@@ -119,11 +116,25 @@ def _facts(
     )
 
 
+def _framework(context: Context, stretch: Stretch) -> FrameworkCalibration:
+    """The framework's behaviour with a stretch's trainer backend in its mode."""
+    backend = stretch.pool("trainer").settings.backend
+    return next(each.framework for each in context.trainers if each.backend == backend).in_mode(stretch.mode)
+
+
 def _best_every(facts: RunFacts, rl_step_s: float) -> int | None:
     """rl_steps between checkpoints that lose least; None where nothing stops the run, or a checkpoint takes no time."""
     if not facts.stops_per_s or not facts.checkpoint_s:
         return None
     return max(round(best_checkpoint_s(facts.checkpoint_s, facts.stops_per_s) / rl_step_s), 1)
+
+
+def _elastic_s(context: Context, stretch: Stretch, spot: SpotFacts) -> FloatArray:
+    """An rl_step whose rollout goes on without spot nodes; engines that wait for weights have those behind it [s]."""
+    row, stages, step_s = MODES[stretch.mode], stretch.predicted.stages_s, stretch.predicted.rl_step_s
+    waits = row.form_where(_framework(context, stretch).in_flight_updates) is Form.BARRIER
+    behind = stages.reward + stages.weight_sync if waits else 0.0
+    return elastic_step_s(step_s, stages.rollout, spot, overlaps=row.overlaps, behind_s=behind)
 
 
 def _spot(context: Context, stretch: Stretch) -> SpotFacts | None:

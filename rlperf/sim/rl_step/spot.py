@@ -62,13 +62,13 @@ def elastic_factor(rollout_s: npt.ArrayLike, spot: SpotFacts) -> FloatArray:
 
 
 def elastic_step_s(
-    rl_step_s: npt.ArrayLike, rollout_s: npt.ArrayLike, spot: SpotFacts, *, overlaps: bool
+    rl_step_s: npt.ArrayLike, rollout_s: npt.ArrayLike, spot: SpotFacts, *, overlaps: bool, behind_s: float = 0.0
 ) -> FloatArray:
     r"""An rl_step with a rollout that takes `elastic_factor` times as long [s].
 
     Where rollout and trainer wait for each other the rollout's growth adds to the rl_step; where they overlap, it shows
-    only once rollout is the longer: t' = max(t, f w).
+    only once rollout is the longer: t' = max(t, f w + b), b (``behind_s``) what follows it in every rl_step.
     """
     step, rollout = np.asarray(rl_step_s, np.float64), np.asarray(rollout_s, np.float64)
     slower = elastic_factor(rollout, spot) * rollout
-    return np.maximum(step, slower) if overlaps else step + slower - rollout
+    return np.maximum(step, slower + behind_s) if overlaps else step + slower - rollout

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 
 from rlperf.cost.reject import Reject
-from rlperf.layout import IntArray, Layout
+from rlperf.layout import BoolArray, IntArray, Layout
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns
@@ -17,7 +18,7 @@ from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts, NodeCounted, architecture_group
 from rlperf.specs.job import Job
-from rlperf.specs.modes import MODES
+from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.scorer import Scorer
 
 
@@ -105,6 +106,73 @@ def trainer_rule_flags(
     return flags
 
 
+@dataclass(frozen=True)
+class EngineRules:
+    """Rules about the rollout that no trainer answers, asked of columns.
+
+    Attributes
+    ----------
+    backends : of the trainers; a rule counts where it holds with each of them
+    per_node : devices of a node
+    """
+
+    facts: FrameworkFacts
+    columns: RolloutColumns
+    backends: tuple[str, ...]
+    architecture: Architecture
+    batch: Batch
+    job: Job
+    engine: str
+    mode: Mode
+    per_node: int
+
+    def names(self, r: IntArray) -> dict[str, object]:
+        """What rules may ask of columns ``r``: all but the group ``trainer``."""
+        columns, layout = self.columns, self.columns.layout.take(r)
+        return {
+            "rollout": SimpleNamespace(
+                **vars(layout),
+                backend=self.engine,
+                devices=layout.devices,
+                replica_devices=layout.replica_devices,
+                max_running=columns.max_running[r],
+                memory_fraction=columns.memory_fraction[r],
+                prefill_replicas=self.job.pool("rollout").settings.filled().prefill_replicas,
+            ),
+            "batch": batch_names(self.batch),
+            "architecture": architecture_group(self.architecture),
+            "run": SimpleNamespace(
+                mode=self.mode, async_enabled=MODES[self.mode].runs_ahead, devices_per_node=self.per_node
+            ),
+        }
+
+    def broken(self) -> dict[str, BoolArray]:
+        """Rule id -> columns that break it ``[columns]``."""
+        names = self.names(np.arange(self.columns.count))
+        of_each = [self.facts.refused(names, backend, about="rollout") for backend in self.backends]
+        return {
+            rule: np.broadcast_to(where, (self.columns.count,))
+            for rule, where in (of_each[0] if of_each else {}).items()
+            if all(rule in each for each in of_each)
+        }
+
+    def flags(self) -> IntArray:
+        """`Reject.FRAMEWORK` where one is broken ``[columns]``."""
+        refused = np.zeros(self.columns.count, dtype=np.bool_)
+        for where in self.broken().values():
+            refused |= where
+        return np.where(refused, int(Reject.FRAMEWORK), 0)
+
+    def said(self, among: BoolArray) -> list[str]:
+        """The rule that most of the columns ``among`` break, in its words; none where they break none."""
+        broken = {rule: where & among for rule, where in self.broken().items() if (where & among).any()}
+        if not broken:
+            return []
+        most = max(broken, key=lambda rule: int(broken[rule].sum()))
+        names = self.names(np.flatnonzero(broken[most])[0])
+        return [rule.said(names) for rule in self.facts.rules_of(*names) if rule.id == most]
+
+
 def pair_rule_flags(
     facts: FrameworkFacts, pairs: Pairs[RolloutColumns, TrainerColumns], backends: tuple[str, ...],
     architecture: Architecture, batch: Batch, job: Job, engine_name: str, split: Split,
@@ -114,26 +182,13 @@ def pair_rule_flags(
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     uneven = uneven_parts(facts, split, devices_per_node, job.scorers)
     flags = np.full(len(pairs), int(Reject.FRAMEWORK) if uneven else 0, dtype=np.int64)
-    engine = rollout.layout.take(r)
-    names = {
-        "rollout": SimpleNamespace(
-            **vars(engine),
-            backend=engine_name,
-            devices=engine.devices,
-            replica_devices=engine.replica_devices,
-            max_running=rollout.max_running[r],
-            memory_fraction=rollout.memory_fraction[r],
-            prefill_replicas=job.pool("rollout").settings.filled().prefill_replicas,
-        ),
-        "trainer": _trainer_names(
-            trainer.layout.take(t), trainer.token_budget[t], architecture, job.pool("trainer").settings.lora_rank
-        ),
-        "batch": batch_names(batch),
-        "architecture": architecture_group(architecture),
-        "run": SimpleNamespace(
-            mode=split.mode, async_enabled=MODES[split.mode].runs_ahead, devices_per_node=devices_per_node
-        ),
-    }
+    engines = EngineRules(
+        facts, rollout, backends, architecture, batch, job, engine_name, split.mode, devices_per_node
+    )  # fmt: skip
+    names = engines.names(r)
+    names["trainer"] = _trainer_names(
+        trainer.layout.take(t), trainer.token_budget[t], architecture, job.pool("trainer").settings.lora_rank
+    )
     for index, backend in enumerate(backends):
         for broken in facts.refused(names, backend, about="rollout").values():
             here = (trainer.backend[t] == index) & np.broadcast_to(broken, flags.shape)

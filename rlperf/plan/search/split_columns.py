@@ -21,7 +21,7 @@ from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, pr
 from rlperf.plan.search.configuration import Configuration, rollout_pool, trainer_pools
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
 from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits
-from rlperf.plan.search.rules import pair_rule_flags
+from rlperf.plan.search.rules import EngineRules, pair_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn
 from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns, departures_of, peak_limits
@@ -91,8 +91,25 @@ class SplitColumns:
 
     @cached_property
     def rollout_flags(self) -> IntArray:
-        """What each rollout column falls to `Reject` ``[rollout columns]``."""
-        return self.rollout.flags & ~self.forgiven
+        """What each rollout column falls to `Reject` ``[rollout columns]``.
+
+        Rules count here, before columns are held against each other: an engine that the framework does not start, in
+        stages say, would stand for those that it does.
+        """
+        rules = self.engine_rules
+        flags = self.rollout.flags if rules is None else self.rollout.flags | rules.flags()
+        return flags & ~self.forgiven
+
+    @property
+    def engine_rules(self) -> EngineRules | None:
+        """What the framework asks of engines alone."""
+        if self.facts is None:
+            return None
+        context, backends = self.context, tuple(each.keys for each in self.context.trainers)
+        return EngineRules(
+            self.facts, self.rollout, backends, self.architecture, self.demand.batch, context.job,
+            context.engine_profile.engine, self.split.mode, context.cluster.devices_per_node,
+        )  # fmt: skip
 
     @cached_property
     def trainer_flags(self) -> IntArray:

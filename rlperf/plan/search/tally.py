@@ -110,10 +110,12 @@ def _trainer_misses(source: SplitColumns) -> list[str]:
 
 
 def _rollout_misses(source: SplitColumns) -> list[str]:
-    """The engine with the largest cache, where none has enough."""
-    rollout = source.rollout
-    short = np.flatnonzero((rollout.flags == int(Reject.KV)) | (rollout.flags == int(Reject.MEMORY)))
-    if not len(short) or (rollout.flags == 0).any():
+    """What the framework asks of engines that would fit, or the one with the largest cache, where none is left."""
+    rollout, flags, rules = source.rollout, source.rollout_flags, source.engine_rules
+    if rules is not None and (fit := rollout.flags == 0).any() and not (flags == 0).any():
+        return [f"engines that fit are none of {rules.facts.name}'s: {words}" for words in rules.said(fit)]
+    short = np.flatnonzero((flags == int(Reject.KV)) | (flags == int(Reject.MEMORY)))
+    if not len(short) or (flags == 0).any():
         return []
     most = short[np.argmax(rollout.kv_tokens[short])]
     return [f"the roomiest engine caches {rollout.kv_tokens[most]:,.0f} tokens"]
@@ -121,7 +123,7 @@ def _rollout_misses(source: SplitColumns) -> list[str]:
 
 def _reasons(source: SplitColumns) -> list[str]:
     """The first role without a layout, and what most of its columns fall to, those of other numbers of devices last."""
-    for role, flags in (("rollout", source.rollout.flags), ("trainer", source.trainer_flags)):
+    for role, flags in (("rollout", source.rollout_flags), ("trainer", source.trainer_flags)):
         if not (flags == 0).any():
             why = count_reasons(flags[(flags & int(Reject.DEVICES)) == 0]) or count_reasons(flags)
             most = f": {max(why, key=lambda reason: why[reason])}" if why else ""

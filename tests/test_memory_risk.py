@@ -201,23 +201,50 @@ def test_host_memory_holds_the_reference_as_it_is_loaded_and_under_lora_not_at_a
 
 
 @pytest.mark.parametrize(
-    ("framework", "backend", "zero_stage", "copied"),
-    [("verl", "megatron", 1, False), ("nemo_rl", "megatron", 1, False), ("areal", "megatron", 1, True),
-     ("openrlhf", "deepspeed", 3, True), ("openrlhf", "deepspeed", 2, False), ("rlinf", "fsdp2", 3, True)],
+    ("framework", "backend", "zero_stage", "copied", "kept", "resident"),
+    [("verl", "megatron", 1, False, False, False), ("nemo_rl", "megatron", 1, False, False, False),
+     ("areal", "megatron", 1, True, False, True), ("openrlhf", "deepspeed", 3, True, True, True),
+     ("openrlhf", "deepspeed", 2, False, True, True), ("rlinf", "fsdp2", 3, True, False, False)],
 )  # fmt: skip
-def test_parked_gradients_are_freed_unless_a_framework_copies_them(
-    framework: str, backend: str, zero_stage: int, copied: bool
+def test_what_leaves_the_device_with_parked_states_is_what_a_framework_takes(
+    framework: str, backend: str, zero_stage: int, copied: bool, kept: bool, resident: bool
 ) -> None:
+    """Gradients are freed unless copied; weights go, but OpenRLHF's; a reference on the devices is as its weights."""
     context = ask(job("dense", framework=framework, modes="colocated", trainer_backends=[backend])).context
     (stack,), task = context.trainers, context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
     layout = Layout.of(data_parallel=16, zero_stage=zero_stage, microbatch=1)
     where = context.site, stack, task.architecture, demand, layout, Settings(), 9216
     here, parked = trainer_bytes(*where, 0), trainer_bytes(*where, 1)
-    parts = parked.parts
-    assert parts.gradients > 0
-    waits = parts.weights + parts.optimizer + copied * parts.gradients
+    parts, reference = parked.parts, float(parked.reference)
+    assert parts.gradients > 0 and (reference > 0) == resident
+    weights = parts.weights + reference
+    waits = parts.optimizer + copied * parts.gradients + (not kept) * weights
     assert parked.parked == pytest.approx(waits)
     assert parked.host - here.host == pytest.approx(waits)
-    assert here.idle - parked.idle == pytest.approx(parts.states)  # they leave the device either way
+    left = parts.states + reference - kept * weights
+    assert here.idle - parked.idle == pytest.approx(left)  # gradients leave the device either way
     assert transition_seconds(context.site, parked) == pytest.approx(2.0 * host_copy_s(context.site.hardware, waits))
+
+
+@pytest.mark.parametrize(("framework", "backend"), [("openrlhf", "deepspeed"), ("trl", "deepspeed"), ("trl", "ddp")])
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_a_reference_is_whole_on_every_device_below_stage_3(framework: str, backend: str, zero_stage: int) -> None:
+    """It was taken to wait in host memory everywhere: a 7B of OpenRLHF on eight H100 was planned 2 GB above them."""
+    with_it, without = (
+        ask(
+            job("dense", framework=framework, modes="colocated", trainer_backends=[backend], reference=reference)
+        ).context
+        for reference in (True, False)
+    )
+    zero_stage = zero_stage if backend == "deepspeed" else 0
+    layout, task = Layout.of(data_parallel=16, zero_stage=zero_stage, microbatch=1), with_it.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    one, none = (
+        trainer_bytes(each.site, each.trainers[0], task.architecture, demand, layout, Settings(), 9216, 0)
+        for each in (with_it, without)
+    )
+    held = 2.0 * parameters(task.architecture) / (16 if zero_stage == 3 else 1)
+    assert float(one.reference) == pytest.approx(held) and float(none.reference) == 0.0
+    assert float(one.peak - none.peak) == pytest.approx(held) == pytest.approx(float(one.idle - none.idle))
+    assert float(one.host) == float(none.host)

@@ -181,7 +181,12 @@ Pads = Literal["microbatch", "batch", "limit"]
 generated, or the most that the job allows."""
 
 
-OF_RELEASES = {"attention": "attention_kernel", "copied_gradients": "copied_gradients"}
+OF_RELEASES = {
+    "attention": "attention_kernel",
+    "copied_gradients": "copied_gradients",
+    "resident_reference": "resident_reference",
+    "kept_weights": "kept_weights",
+}
 """Facts by trainer backend and span of versions -> their names in `TrainerOverheads`."""
 
 
@@ -271,6 +276,16 @@ class FrameworkFacts(Frozen):
         {},
         description="trainer backend -> span of versions -> ZeRO stage from which parked states take their gradients "
         "with them; absent: they are freed",
+    )
+    resident_reference: dict[str, dict[str, bool]] = Field(
+        {},
+        description="trainer backend -> span of versions -> whether the reference's weights stay on the devices; "
+        "absent: they wait in host memory",
+    )
+    kept_weights: dict[str, dict[str, bool]] = Field(
+        {},
+        description="trainer backend -> span of versions -> whether weights, and a resident reference's, stay on the "
+        "devices where states are parked; absent: they go with them",
     )
     pads: dict[str, Pads] = Field(
         {}, description="trainer backend -> to what it pads unpacked sequences, where its relative does otherwise"

@@ -122,6 +122,8 @@ class TrainerOverheads(Frozen):
     attention_kernel : of its trainer from Hopper on (set by `FrameworkCalibration.running`)
     copied_gradients : ZeRO stage from which parked states take their gradients to the host; None: they are freed, and
         made anew (set there, too)
+    resident_reference : the reference's weights stay on the devices; without, they wait in host memory (set there, too)
+    kept_weights : parking takes gradients and optimizer alone: weights, and such a reference's, stay (set there, too)
     whole_gradients : gradients wait unsharded for an update's last microbatch whatever a job says (set there, too)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
@@ -148,6 +150,8 @@ class TrainerOverheads(Frozen):
     loss: LossBytes | None = None
     attention_kernel: Attention = "flash"
     copied_gradients: NonNegativeInt | None = None
+    resident_reference: bool = False
+    kept_weights: bool = False
     whole_gradients: bool = False
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (

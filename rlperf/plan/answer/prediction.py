@@ -189,6 +189,8 @@ def _trainer_use(
     context: Context, trainer: TrainerStack, held: TrainerBytes, asleep: float = 0.0, networks: float = 1.0
 ) -> MemoryUse:
     parts = {name: float(np.ravel(getattr(held.parts, name))[0]) for name in DEVICE_PARTS}
+    if resident := float(held.reference.ravel()[0]):
+        parts["reference"] = resident
     extra = float(held.peak.ravel()[0]) - sum(parts.values())
     if extra > 1.0:
         parts["critic" if networks > 1 else "scoring pass, beyond training"] = extra
@@ -241,7 +243,8 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     if short := cache_shortage(evaluation):
         notes.append(f"{short}: simulated as if it held two")
     if "reference" in context.job.all_roles:
-        notes.append("the reference policy is scored on the trainer's devices and waits in host memory")
+        where = "stays there" if framework.training.resident_reference else "waits in host memory"
+        notes.append(f"the reference policy is scored on the trainer's devices and {where}")
     return tuple(notes)
 
 
@@ -364,7 +367,7 @@ def _trainer_knob(evaluation: Evaluation, use: MemoryUse, held: TrainerBytes) ->
     scalar = parts.with_(**{name: np.ravel(getattr(parts, name))[0] for name in (*DEVICE_PARTS, "host")})
     engine = use.parts.get("engine, asleep", 0.0)
     knob = first_knob(
-        evaluation.trainer.layout.take(0), scalar, use.allowed - engine,
+        evaluation.trainer.layout.take(0), scalar, use.allowed - engine - use.parts.get("reference", 0.0),
         microbatch_tokens=float(settings.token_budget or 4096), chunked_loss=bool(settings.chunked_loss),
     )  # fmt: skip
     if knob is None:

@@ -24,13 +24,17 @@ from rlperf.specs.pool import Settings
 
 @dataclass(frozen=True, eq=False)
 class TrainerBytes:
-    """Bytes per device [bytes]: peak of training, while the engine runs, on the host, and parked there meanwhile."""
+    """Bytes per device [bytes]: peak of training, while the engine runs, on the host, and parked there meanwhile.
+
+    ``reference`` : of a reference that stays on the devices, in peak and idle beside ``parts``
+    """
 
     peak: FloatArray
     idle: FloatArray
     host: FloatArray
     parked: FloatArray
     parts: MemoryParts
+    reference: FloatArray
 
 
 def trainer_bytes(
@@ -42,7 +46,8 @@ def trainer_bytes(
     ``budget``: tokens per microbatch and replica; ``parked``: 1 where the states wait in host memory ``[layouts]``.
     Where microbatches are cut by count they hold what `full_microbatches` says. Experts receive tokens as unevenly as
     time is charged for. A scoring pass counts where its microbatches are larger than those of training. Parked states
-    leave their gradients behind, which nobody needs between two rl_steps, unless the framework copies them.
+    leave their gradients behind, which nobody needs between two rl_steps, unless the framework copies them. A reference
+    that stays on the devices counts as weights do; the weights stay where the framework parks the rest alone.
     """
     stack, demand = with_optimizer(stack, architecture, settings), site.trained(demand)
     of_rank = demand.batch.sequences / layout.data_parallel
@@ -60,9 +65,12 @@ def trainer_bytes(
     hardware, calibration = site.hardware, stack.calibration
     parts = trainer_memory(architecture, hardware, calibration, layout, trained, options, patches=patches)
     copies = site.networks
-    states = parts.states * copies
+    reference = _reference_bytes(site, stack, architecture, layout, settings.lora_rank)
+    resident = reference * stack.framework.training.resident_reference
+    states = parts.states * copies + resident
+    kept = (parts.weights * copies + resident) * stack.framework.training.kept_weights
     freed = parts.gradients * copies * (1.0 - copies_gradients(stack.framework, layout))
-    waiting = park * (states - freed)
+    waiting = park * (states - freed - kept)
     peak = parts.total + states - parts.states
     by_tokens = None
     if scoring_by_budget(settings, stack.framework):
@@ -74,15 +82,15 @@ def trainer_bytes(
     if np.any(more) and (passes or copies > 1):
         scoring = trainer_memory(architecture, hardware, calibration, layout, scored, options, forward_only=True)
         beside = np.where(park == 1, 0.0, parts.optimizer * copies)
-        peak = np.maximum(peak, np.where(more, scoring.total + beside, 0.0))
+        peak = np.maximum(peak, np.where(more, scoring.total + resident + beside, 0.0))
     shape = np.broadcast_shapes(trained.tokens.shape, layout.shape)
-    reference = _reference_bytes(site, stack, architecture, layout, settings.lora_rank)
     return TrainerBytes(
         peak=np.broadcast_to(peak, shape),
-        idle=np.broadcast_to(np.where(park == 1, 0.0, states) + parts.context, shape),
-        host=np.broadcast_to(parts.host * copies + waiting + reference, shape),
+        idle=np.broadcast_to(np.where(park == 1, kept, states) + parts.context, shape),
+        host=np.broadcast_to(parts.host * copies + waiting + reference - resident, shape),
         parked=np.broadcast_to(waiting, shape),
         parts=parts,
+        reference=np.broadcast_to(resident, shape),
     )
 
 
@@ -129,7 +137,7 @@ def transition_seconds(site: Site, memory: TrainerBytes) -> FloatArray:
 def _reference_bytes(
     site: Site, stack: TrainerStack, architecture: Architecture, layout: Layout, lora_rank: int | None
 ) -> FloatArray:
-    """Host bytes per device of the frozen reference policy, which waits in host memory between its passes.
+    """Bytes per device of the frozen reference policy: in host memory as it is loaded, on the device in 16 bits.
 
     Under LoRA it is the policy with its adapters switched off, and no copy of its own.
     """
@@ -138,7 +146,7 @@ def _reference_bytes(
     shards = np.where(layout.zero_stage >= 3, layout.shards, 1)
     split = layout.tensor_parallel * layout.pipeline_parallel * shards
     expert_split = layout.pipeline_parallel * layout.expert_parallel * layout.expert_tensor_parallel * shards
-    width = stack.calibration.storage.frozen_weight
+    width = 2.0 if stack.framework.training.resident_reference else stack.calibration.storage.frozen_weight
     routed = routed_parameters(architecture)
     dense = (parameters(architecture) - routed) / split
     return np.asarray(width * (dense + routed / expert_split), dtype=np.float64)

@@ -101,10 +101,10 @@ SGLANG_KV_DTYPE = Unit(_cache_dtype, words(bf16="auto", fp8="fp8_e4m3").write)
 _WORDS = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 ENGINE_DTYPE = Unit(
     lambda value, _: _WORDS.get(str(value), value),
-    lambda value, _: "float16" if value == "fp16" else None,
+    lambda value, _: "float16" if value == "fp16" else "bfloat16",
     takes=frozenset({"bf16", "fp16"}),
 )
-"""What an engine computes in where nothing is quantised, by its default bf16; read before what is quantised."""
+"""What an engine computes in, quantised or not (no null, which AReaL's types refuse); read before what is quantised."""
 QUANTIZED = Unit(
     lambda value, _: str(value),
     lambda value, _: None if value in (None, "bf16", "fp16") else value,

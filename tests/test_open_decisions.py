@@ -93,3 +93,18 @@ def test_the_program_chooses_as_brute_force_does(name: str) -> None:
         chosen = dict(zip(names, values, strict=True))
         pinned.append(takes({k: chosen[k] for k in settings}, {k: chosen[k] for k in layout}))
     assert takes(settings, layout) == pytest.approx(min(pinned), rel=1e-6)
+
+
+def test_a_head_that_drafts_in_no_rollout_is_not_trained_either() -> None:
+    """Left open beside `draft_training`, a plan without drafts paid for the head: pinning none was better."""
+    trained = {"draft_training": True, "draft_acceptance": 0.1}
+    contexts = [resolve(job_of({**trained, "speculation": words})) for words in (["none", "eagle3:3"], ["none"])]
+    asked = contexts[1].tasks[0]
+    demand = asked.source.demand(asked.batches[0], None, 0)
+    none = screen(contexts[1], asked, (demand,), keep=1).configurations[0]
+    drafting = none.with_rollout(speculation="eagle3:3")
+    judge, alone = Judge(contexts[0], asked), Judge(contexts[1], asked).evaluate(demand, none)
+    without, with_ = (judge.evaluate(demand, one) for one in (none, drafting))
+    assert without.rl_step_s == pytest.approx(alone.rl_step_s, rel=1e-9)
+    assert without.held.peak == alone.held.peak < with_.held.peak
+    assert with_.seconds.training_s.mean() > 1.03 * without.seconds.training_s.mean()

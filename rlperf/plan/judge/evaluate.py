@@ -55,6 +55,7 @@ from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import SettingsValues
 from rlperf.specs.rl_calibration import FrameworkCalibration
+from rlperf.specs.speculation import DraftSetting
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +175,7 @@ class Judge:
 
     def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
         """Stages and rl_step of every replicate of ``demand``."""
-        site, index = self._site(configuration), self._backend(configuration)
+        site, index = site_of(self.context, configuration), self._backend(configuration)
         memory, replicas = self._replicas(demand, configuration, index)
         pool = configuration.pool("rollout")
         leaving = 2.0 * float(memory.weight_bytes[0]) / site.rollout_hardware.device.host_bandwidth
@@ -250,10 +251,6 @@ class Judge:
         lent = configuration.pool("trainer").devices // each if settings.borrows else 0
         return memory, Replicas(cost, limits, count, each, options, apart, lent)
 
-    def _site(self, configuration: Configuration) -> Site:
-        """Where a configuration runs, and with what: as files say it in its mode."""
-        return self.context.of(configuration.mode).site
-
     def _backend(self, configuration: Configuration) -> int:
         """Index of the trainer that a configuration names."""
         name = configuration.pool("trainer").settings.backend
@@ -267,7 +264,7 @@ class Judge:
         self, demand: Demand, configuration: Configuration, index: int
     ) -> tuple[TrainerStage, UpdateWork, ScoringWork, TrainerBytes, TrainerBytes | None]:
         """The trainer's stage in every replicate, an update by part, and its memory; a critic's on its own devices."""
-        pool, site = configuration.pool("trainer"), self._site(configuration)
+        pool, site = configuration.pool("trainer"), site_of(self.context, configuration)
         training, updated = self._training(demand, pool, index, site)
         scoring, scored = self._scoring(demand, pool, index, site)
         held = self._bytes(demand, pool, index, site)
@@ -302,11 +299,14 @@ class Judge:
             missing = Problem("the trainer's token_budget is missing", suggestion="it packs its sequences: state one")
             raise SpecError(missing)
         training, updated = self._updated.get(
-            (demand, site.roles, index, pool.layout, pool.settings.model_copy(update=_SCORING | _STAGES)),
+            (
+                demand, site.roles, site.trained_draft, index, pool.layout,
+                pool.settings.model_copy(update=_SCORING | _STAGES),
+            ),
             lambda: simulated_training(
                 site, stack, arch, demand, layout, settings, pool.settings.token_budget, self._lengths
             ),
-        )
+        )  # fmt: skip
         if pool.settings.first_stage_layers and pool.layout.pipeline_parallel > 1:
             training = training * self._stages(stack, layout, updated.batches, pool.settings, demand).factor
         return training, updated
@@ -324,7 +324,7 @@ class Judge:
     def _bytes(self, demand: Demand, pool: PoolPlan, index: int, site: Site) -> TrainerBytes:
         """Memory of one pool."""
         return self._held.get(
-            (demand, site.roles, site.old_policy, index, pool.layout, pool.settings),
+            (demand, site.roles, site.old_policy, site.trained_draft, index, pool.layout, pool.settings),
             lambda: trainer_bytes(
                 site, site.trainers[index], self.task.architecture, demand, Layout.of_values(pool.layout),
                 pool.settings.filled(), np.array([pool.settings.token_budget or 0]),
@@ -365,7 +365,7 @@ class Judge:
 
     def _pools(self, configuration: Configuration) -> list[tuple[PoolPlan, Site]]:
         """The pools that score and train, and the site of each."""
-        site = self._site(configuration)
+        site = site_of(self.context, configuration)
         found = [(configuration.pool("trainer"), site)]
         return [*found, (configuration.pool("critic"), site.critic)] if site.critic_apart else found
 
@@ -380,6 +380,15 @@ class Judge:
         shared = evaluation.configuration.shares_memory
         asleep = float(evaluation.memory.asleep_bytes[0]) if shared else 0.0
         return peak_limit(self.context, evaluation.stack) - asleep
+
+
+def site_of(context: Context, configuration: Configuration) -> Site:
+    """Where a configuration runs, and with what: as files say it in its mode; a head is trained that drafts in it."""
+    site = context.of(configuration.mode).site
+    if site.trained_draft is None:
+        return site
+    drafts = DraftSetting.parse(configuration.pool("rollout").settings.filled().speculation)
+    return replace(site, trained_draft=drafts.method if drafts else None)
 
 
 def scaled_seconds(

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds
+from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds, site_of
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.specs.modes import MODES
@@ -247,7 +247,7 @@ def scaled_steps(
 ) -> FloatArray:
     """rl_steps of replicates ``rows`` of an evaluation with its stages scaled [s] ``[draws]``."""
     configuration = evaluation.configuration
-    scaled = scaled_seconds(context.of(configuration.mode).site, task.architecture, evaluation, factor, rows)
+    scaled = scaled_seconds(site_of(context, configuration), task.architecture, evaluation, factor, rows)
     # the sync stands in the rl_step where nothing overlaps it; elsewhere its factor is left out
     more = 0.0 if MODES[configuration.mode].overlaps else (factor["weight_sync"] - 1.0) * scaled.weight_sync_s
     return np.asarray(scaled.rl_step_s + more)

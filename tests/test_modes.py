@@ -99,6 +99,16 @@ def test_events_agree_with_the_closed_form_where_lengths_are_mixed(framework: st
     assert found.period_s == pytest.approx(evaluation.rl_step_s, rel=0.06 if staleness == 2 else 0.02)
 
 
+def test_a_rollout_that_engines_drain_is_told_with_its_tail() -> None:
+    """Its log times it so: 32B of OpenRLHF two batches ahead had 6 min 39 s, beside 15 s of sync in 7 min 36 s."""
+    evaluations = {name: judge(job("k_step_off", name, limits={"staleness": 2}))[1] for name in ("openrlhf", "nemo_rl")}
+    drained, flowing = evaluations["openrlhf"], evaluations["nemo_rl"]
+    longer = drained.rollout.makespan_s > 1.01 * drained.rollout.steady_s
+    assert longer.all() and not drained.framework.in_flight_updates and flowing.framework.in_flight_updates
+    assert drained.seconds.rollout_s == pytest.approx(drained.rollout.makespan_s, rel=1e-9)
+    assert flowing.seconds.rollout_s == pytest.approx(flowing.rollout.steady_s)
+
+
 @pytest.mark.slow
 def test_tools_of_agents_are_in_events_and_what_the_trainer_waits_for_on_the_graph() -> None:
     """Tools write 2.3 tokens for each generated one, which engines read and keep: 208 s without, 300 s with."""

@@ -171,15 +171,27 @@ def first_chunk_s(execution: Execution, stages: StageSeconds) -> FloatArray:
     return np.asarray(begin + (rollout - begin) / np.maximum(as_float(execution.chunks), 1.0), dtype=np.float64)
 
 
+def drained_s(execution: Execution, stages: StageSeconds) -> FloatArray:
+    """A batch's share of the tails with which engines run empty for a weight sync, where they do [s].
+
+    >>> times = StageSeconds.of(rollout_s=60.0, rollout_steady_s=40.0)
+    >>> [drained_s(Execution("async", in_flight_updates=flag), times).tolist() for flag in (0, 1)]
+    [20.0, 0.0]
+    """
+    tail = np.maximum(as_float(stages.rollout_s) - _steady(stages), 0.0)
+    runs_on = np.maximum(execution.in_flight, as_float(execution.interrupt))
+    return np.asarray((1.0 - runs_on) * tail / np.maximum(as_float(execution.sync_interval), 1.0))
+
+
 def sync_pauses(execution: Execution, stages: StageSeconds) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(Y/i, p, h) of `step_seconds`: a batch's share of a weight sync, and what it takes from engine and batch [s]."""
     f = as_float
     interval = np.maximum(f(execution.sync_interval), 1.0)
     sync = f(stages.weight_sync_s) / interval
     in_flight, interrupt = execution.in_flight, f(execution.interrupt)
-    drain = (1.0 - in_flight) * (1.0 - interrupt) * np.maximum(f(stages.rollout_s) - _steady(stages), 0.0)
     held = (in_flight * f(stages.swap_s) + interrupt * f(stages.recompute_s)) / interval
-    return sync, held + drain / interval + (1.0 - in_flight) * sync, held + (1.0 - in_flight) * interrupt * sync
+    tail = drained_s(execution, stages)
+    return sync, held + tail + (1.0 - in_flight) * sync, held + (1.0 - in_flight) * interrupt * sync
 
 
 def latency_s(execution: Execution, stages: StageSeconds, lag: npt.ArrayLike, grouped: npt.ArrayLike) -> FloatArray:

@@ -13,7 +13,7 @@ from rlperf.cost.weight_sync import SyncShape, adapter_payload, quantise_s, sync
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes, route_bytes
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.modes import Execution, step_seconds, trainer_work_s
+from rlperf.sim.rl_step.modes import Execution, drained_s, step_seconds, trainer_work_s
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rl_step.scorers import Beside
@@ -152,13 +152,13 @@ def stage_seconds(
         mode, max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
         by_group=stages["by_group"], chunks=stages["chunks"],
     )  # fmt: skip
-    # where finished requests are replaced at once, a batch takes the engines its steady seconds
+    # where finished requests are replaced at once, a batch takes its steady seconds, and its tail where engines drain
     flowing = execution.form == Form.REFILLED
     if rollout.lent_s is not None:
         idle_from = np.where(execution.form == Form.BARRIER, trainer_work_s(times), 0.0)
         lent = read_off_s(rollout.lent_s[r], idle_from + stages["lend"]) + stages["return"]
         times = replace(times, rollout_s=np.where(flowing, makespan, np.minimum(lent, makespan)))
-    alone = np.where(flowing, steady, times.rollout_s)
+    alone = np.where(flowing, steady + drained_s(execution, times), times.rollout_s)
     return replace(times, rollout_s=alone, rl_step_s=step_seconds(execution, times))
 
 

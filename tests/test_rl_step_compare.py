@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from rlperf.api import ask
+from rlperf.cli.compare import _configuration, _job
 from rlperf.cli.main import app
+from rlperf.frameworks.export import export_run
+from rlperf.frameworks.registry import adapter_of
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import compare_jobs, job_of_plan
 from rlperf.workload import LengthTable
 from rlperf.workload.bootstrap import bootstrap
+from tests.framework_samples import sample_run
 
 JOB = """
 name: small
@@ -102,6 +107,21 @@ def test_a_plan_compares_as_the_job_that_it_pins(tmp_path: Path) -> None:
     found = compare_jobs(question.context, again.context, (question.facts, again.facts), draws=3)
     assert found.step.ratio == pytest.approx(1.0, abs=0.02)
     assert found.second.filled == ()
+
+
+def test_a_configuration_is_compared_on_the_other_sides_cluster(tmp_path: Path) -> None:
+    """It was read as of H100, without a word: the file of a plan for A100 beat its plan by 88 %."""
+    job, config = write(tmp_path, "a100"), tmp_path / "config.yaml"
+    job.write_text(job.read_text().replace("dgx_h100", "dgx_a100"))
+    config.write_text(
+        export_run(sample_run(Random(3), "verl"), adapter_of("verl"), "0.9", "config").files["config.yaml"]
+    )
+    beside = _configuration(config, _job(job, None), None, "programming")
+    assert beside.question.context.job.cluster == "dgx_a100"
+    assert beside.taken == ("cluster dgx_a100, as of the other",)
+    alone = _configuration(config, None, None, None)
+    assert alone.question.context.job.cluster == "dgx_h100"
+    assert alone.taken == ("cluster dgx_h100", "workload math")
 
 
 def test_wrong_files_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +20,12 @@ SCHEMA_VERSION = 1
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="Job, plan.yaml or framework configuration.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The other one.")],
-    cluster: Annotated[str | None, typer.Option(help="Cluster of a framework configuration.")] = None,
-    workload: Annotated[str | None, typer.Option(help="Length preset, model or trace of a configuration.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Cluster of a framework configuration; default: the other's.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Lengths of a configuration: preset, model or trace; default: the other's.")
+    ] = None,
     task: TaskName = None,
     draws: Annotated[int, typer.Option(min=3, help="Common draws of the groups.")] = 12,
     as_json: AsJson = False,
@@ -32,17 +37,30 @@ def compare(
     from rlperf.plan.compare import compare_jobs
 
     with progress("comparing"):
-        questions = [_question(path, cluster, workload, task) for path in (first, second)]
-        facts = (questions[0].facts, questions[1].facts)
-        found = compare_jobs(questions[0].context, questions[1].context, facts, draws=draws)
+        jobs = [_job(path, task) for path in (first, second)]
+        a, b = (
+            own or _configuration(path, other, cluster, workload)
+            for path, own, other in zip((first, second), jobs, reversed(jobs), strict=True)
+        )
+        found = compare_jobs(a.question.context, b.question.context, (a.question.facts, b.question.facts), draws=draws)
+    sides = (replace(side, filled=(*own.taken, *side.filled)) for side, own in ((found.first, a), (found.second, b)))
+    found = replace(found, first=next(sides), second=next(sides))
     if as_json:
         print_json(summary_of(found, first, second))
     else:
         _print(found, first, second)
 
 
-def _question(path: Path, cluster: str | None, workload: str | None, task: str | None) -> Question:
-    """A job file, a plan, or a framework's configuration as a resolved job."""
+@dataclass(frozen=True)
+class _Asked:
+    """A side, and what was taken for it that its file does not say."""
+
+    question: Question
+    taken: tuple[str, ...] = ()
+
+
+def _job(path: Path, task: str | None) -> _Asked | None:
+    """A job file or a plan; None: a framework's configuration."""
     from rlperf.api import ask
     from rlperf.specs.reader import read_document
 
@@ -50,16 +68,33 @@ def _question(path: Path, cluster: str | None, workload: str | None, task: str |
         document = read_document(path)
         keys = set(document.data) if isinstance(document.data, dict) else set()
         if {"job", "phases"} <= keys or {"architecture", "tasks"} & keys:
-            return ask(path, task=task)
-    from rlperf.frameworks.imports import import_config, job_of
+            return _Asked(ask(path, task=task))
+    return None
 
-    return ask(job_of(import_config([path]), cluster=cluster, workload=workload, name=path.stem))
+
+def _configuration(path: Path, other: _Asked | None, cluster: str | None, workload: str | None) -> _Asked:
+    """A framework's configuration as a resolved job, on the other side's cluster and lengths where none are given.
+
+    The file of a plan for A100 was compared on the H100 that an import assumes: 88 % faster than its plan.
+    """
+    from rlperf.api import ask
+    from rlperf.frameworks.imports import DEFAULT_CLUSTER, DEFAULT_WORKLOAD, import_config, job_of
+
+    job = other.question.context.job if other else None
+    lengths = job.tasks[0].workload if job and len(job.tasks) == 1 else None
+    beside = {"cluster": job.cluster if job else None, "workload": lengths if isinstance(lengths, str) else None}
+    named = {name: value for name, value in beside.items() if value and not Path(value).suffix and "/" not in value}
+    given = {"cluster": cluster, "workload": workload}
+    usual = {"cluster": DEFAULT_CLUSTER, "workload": DEFAULT_WORKLOAD}
+    values = {name: given[name] or named.get(name) or usual[name] for name in usual}
+    taken = tuple(
+        f"{name} {values[name]}{', as of the other' * (name in named)}" for name in usual if given[name] is None
+    )
+    return _Asked(ask(job_of(import_config([path]), **values, name=path.stem)), taken)
 
 
 def summary_of(found: JobComparison, first: Path, second: Path) -> dict[str, Any]:
     """The comparison as plain data."""
-    from dataclasses import asdict
-
     return {
         "schema_version": SCHEMA_VERSION,
         "verdict": found.step.sentence(first.stem, second.stem),

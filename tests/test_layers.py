@@ -202,15 +202,16 @@ def test_experts_in_a_latent_width_cost_that_width_in_rollouts() -> None:
     assert projected == pytest.approx(flop / H100.device.peaks.bf16, rel=1e-9)
 
 
-def test_vllm_runs_gpt_oss_through_marlin_where_no_unit_multiplies_four_bits() -> None:
-    for device, kernel in (
-        ("h200_sxm", "vllm_marlin"),
-        ("l40s", "vllm_marlin"),
-        ("b200_sxm", "vllm_flashinfer_trtllm"),
+def test_vllm_runs_gpt_oss_through_the_kernels_of_the_device_and_the_release() -> None:
+    for device, version, kernel in (
+        ("h200_sxm", None, "vllm_triton"),
+        ("h200_sxm", "0.18.0", "vllm_marlin"),
+        ("l40s", None, "vllm_marlin"),
+        ("b200_sxm", None, "vllm_flashinfer_trtllm"),
     ):
         hw = load_hardware(device)
         dtype = roles_of(load_architecture("gpt-oss-120b"), hw, "mxfp4").expert
-        assert moe_fit(hw, dtype, VLLM.moe_kernels)[0].kernel == kernel
+        assert moe_fit(hw, dtype, load_engine_calibration("vllm", version).moe_kernels)[0].kernel == kernel
 
 
 def test_engine_and_trainer_agree_on_latent_experts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rlperf.calibrate.expert_fits import fit_moe, timed_alone
@@ -46,6 +48,31 @@ def test_odd_picks_of_one_device_are_told_by_the_others() -> None:
         return float(np.abs(said / bent.measured_s[clean] - 1.0).max())
 
     assert worst(shared["b200_sxm", TRUE.kernel, TRUE.dtype]) < 0.05 < 0.1 < worst(own)
+
+
+def test_single_tokens_count_however_they_were_routed() -> None:
+    """A kernel that routes for itself, timed alone with one token under power-law routing only: told of that, too."""
+    n = np.array([1.0, 1.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0])
+    truth = TRUE.model_copy(update={"kernel": "vllm_triton", "dtype": "mxfp4"})
+    alike = {"hidden_size": 2880.0, "inter_size": 2880.0, "topk": 4.0, "num_experts": 32.0, "moe_ep_size": 1.0}
+    shape = {"num_tokens": n, "moe_tp_size": np.array([8.0, 1.0] * 4), **{k: np.full(8, v) for k, v in alike.items()}}
+    ids = tuple(f"row_{i}" for i in range(8))
+    series = Series("moe", "h100_sxm", "vllm_triton", "mxfp4", "balanced", "vllm-0.24.0", shape, np.ones(8), ids)
+    device, one = load_device("h100_sxm"), n == 1.0
+    seconds = timed_alone(truth, series, np.ones(8, dtype=bool), device, Dealt(balanced=True))
+    every = replace(series, measured_s=np.where(one, 2.5 * seconds, seconds))
+    skewed = replace(every.take(one), variant="power_law_1.2")
+
+    def missed(fit: MoeFit) -> float:
+        said = timed_alone(fit, every, one, device, Dealt(balanced=True))
+        return float(np.abs(np.log(said / every.measured_s[one])).mean())
+
+    balanced = every.take(~one)
+    with_them = fit_moe(balanced, device, skewed, check=False)
+    assert len(with_them.series.measured_s) == 8
+    assert missed(with_them.constants) < 0.5 * missed(fit_moe(balanced, device, check=False).constants)
+    spread = replace(skewed, shape={**skewed.shape, "moe_ep_size": np.full(2, 8.0)})
+    assert len(fit_moe(balanced, device, spread, check=False).series.measured_s) == 6  # whose device is the busiest?
 
 
 def test_a_kernel_of_one_device_keeps_its_own_constants() -> None:

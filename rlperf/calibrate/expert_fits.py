@@ -8,7 +8,7 @@ import numpy as np
 
 from rlperf.calibrate.fitting import Bounds, fit_with_left_out
 from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds, run_fit
-from rlperf.calibrate.kernel_tables import Series
+from rlperf.calibrate.kernel_tables import Series, joined_series
 from rlperf.cost.moe import WIDE, Dealt, ExpertShape, grouped_with
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import MoeFit, Quality, load_device_calibration
@@ -79,6 +79,19 @@ def group_limited(series: Series) -> tuple[Series, FloatArray]:
     return fewer, np.where(here[kept], 0.5, 1.0)
 
 
+def with_single_tokens(balanced: Series, skewed: Series | None) -> Series:
+    """The series with timings of one token under power-law routing, on devices that hold all experts.
+
+    One token goes to as many experts as it may, no two the same, however uneven the routing: it touches a of E either
+    way, and there is no busiest device where there is one. Some kernels were timed with few tokens so only: a fixed
+    time that is told from sixteen tokens and more comes out at a third of what one token takes, or at twice that.
+    """
+    if skewed is None or balanced.variant != "balanced":
+        return balanced
+    alone = (skewed.shape["num_tokens"] == 1.0) & (skewed.shape["moe_ep_size"] <= 1.0)
+    return joined_series(balanced, skewed.take(alone)) if alone.any() else balanced
+
+
 def bounds_of(kernel: str, wide: bool) -> Bounds:
     """Of a `MoeFit`'s constants, in the order of `expert_constants`."""
     return Bounds.of(
@@ -119,6 +132,7 @@ def as_written(fit: MoeFit, skew: tuple[float, float], quality: Quality) -> MoeF
 def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool = True) -> KernelFit:
     """Grouped expert products from balanced routing; then skew and touched experts from power-law routing."""
     wide = series.kernel in NARROW_CHOICE and bool((series.shape["num_experts"] > WIDE).all())
+    series = with_single_tokens(series, skewed)
     series, touched_share = group_limited(series)
 
     def build(p: FloatArray) -> MoeFit:

@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlperf.calibrate.expert_fits import as_written, bounds_of, expert_constants, fit_skew, group_limited, timed_alone
+from rlperf.calibrate.expert_fits import (
+    as_written,
+    bounds_of,
+    expert_constants,
+    fit_skew,
+    group_limited,
+    timed_alone,
+    with_single_tokens,
+)
 from rlperf.calibrate.fitting import Fitted, Predict
 from rlperf.calibrate.kernel_fits import fit_together, spans_of
 from rlperf.calibrate.kernel_tables import Series, read_series
@@ -63,7 +71,7 @@ def _capability(device: str) -> str:
 def _of_all(series: Sequence[Series], skewed: Mapping[str, Series], check: bool) -> dict[Key, MoeFit]:
     """One kernel's constants by device: alike but for uneven routing, and with each device's errors."""
     kernel, dtype = series[0].kernel, series[0].dtype
-    parts = [group_limited(one) for one in series]
+    parts = [group_limited(with_single_tokens(one, skewed.get(one.device))) for one in series]
     kept = [one for one, _ in parts]
 
     def build(p: FloatArray) -> MoeFit:

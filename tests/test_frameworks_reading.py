@@ -19,6 +19,7 @@ from rlperf.frameworks.imports import Imported, import_config, job_of, job_text,
 from rlperf.frameworks.keytable import key_table, nest
 from rlperf.frameworks.openrlhf import _placement
 from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.repairs import broken_rules
 from rlperf.frameworks.run_of import from_job
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import resolve
@@ -377,3 +378,21 @@ def test_keys_of_a_trainer_that_nobody_costed_are_told_once(tmp_path: Path) -> N
     assert [each.key for each in imported.unknown] == ["no.such.key"] and len(imported.unread) == 2
     (told,) = (each for each in key_findings(imported) if each.rule == "other_trainer")
     assert told.severity == "hint" and told.message.startswith("veomni: a trainer that rlperf does not know")
+
+
+@pytest.mark.parametrize(("offload", "resident"), [({}, True), ({"ref": True}, False), ({"actor": True}, False)])
+def test_a_reference_on_the_gpus_is_told(offload: dict[str, bool], resident: bool, tmp_path: Path) -> None:
+    """Megatron's, which does as the actor's unless its own key says otherwise; FSDP's always waits on the host."""
+    stated = {f"actor_rollout_ref.{role}.megatron.param_offload": value for role, value in offload.items()}
+    megatron = {"model_engine": "megatron", A + "strategy": "megatron", A + "use_kl_loss": True, **stated}
+    assert ("reference_resident" in broken_rules(_read(tmp_path, **megatron))) == resident
+    assert "reference_resident" not in broken_rules(_read(tmp_path, **{A + "use_kl_loss": True}))
+
+
+def test_files_of_plans_take_the_reference_to_the_host(tmp_path: Path) -> None:
+    """As is predicted; those whose trainer keeps its states left the reference on the GPUs, too."""
+    read = _read(tmp_path, model_engine="megatron", **{A + "strategy": "megatron"}).run
+    for parked in (True, False):
+        run = with_values(read, {"trainer.parked": parked, "trainer.backend": "megatron", "run.reference": True})
+        text = export_run(run, adapter_of("verl"), "main", "config").files["config.yaml"]
+        assert yaml.safe_load(text)["actor_rollout_ref"]["ref"]["megatron"]["param_offload"] is True

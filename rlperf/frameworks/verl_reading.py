@@ -136,6 +136,8 @@ class VerlFacts:
     tokens of a replica's microbatch of the reference where it is cut by them."""
     unsharded_gradients: bool = False
     """Whether the critic's gradients are summed over microbatches before they are sharded, and the actor's are not."""
+    reference_resident: bool = False
+    """Whether the reference's weights stay on the trainer's GPUs (Megatron's; FSDP's are always taken to the host)."""
     others: tuple[str, ...] = ()
     """Trainers that a file names and rlperf does not know: their sections are not read."""
     beside: tuple[tuple[str, str], ...] = ()
@@ -178,6 +180,9 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
             prefill_group=1 + int(flat.get(R + "disaggregation.decode_replicas") or 1),
             microbatch_twice=None not in (of_all, flat.get(A + "ppo_micro_batch_size_per_gpu")),
             unsharded_gradients=bool(flat.get(f"critic.fsdp.{NO_SYNC}")) and not run.trainer.whole_gradients,
+            reference_resident=has_reference(flat)
+            and run.trainer.backend == "megatron"
+            and not (run.trainer.lora_rank or flat.get("actor_rollout_ref.ref.megatron.param_offload")),
             others=tuple(name for name in OTHERS if any(name in text for text in other_engines(source))),
             **_scoring_facts(flat, run),
         ),

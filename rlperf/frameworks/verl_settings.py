@@ -265,7 +265,7 @@ def scoring(run: Run, target: Target) -> list[Setting]:
         settings.append(Setting(REF + "log_prob_micro_batch_size_per_gpu", run.trainer.scoring_microbatch or 1))
     if target.backend == "megatron":
         settings += [Setting(f"{REF}megatron.{key}", size) for key, size in _degrees(run.trainer)]
-        settings.append(Setting(REF + "megatron.param_offload", bool(run.trainer.parked)))
+        settings.append(Setting(REF + "megatron.param_offload", True, "it waits on the host"))
         if run.trainer.virtual_pipeline > 1:
             chunks = run.trainer.virtual_pipeline
             settings.append(Setting(REF + "megatron.virtual_pipeline_model_parallel_size", chunks))

@@ -206,6 +206,8 @@ def test_open_precisions_are_chosen_and_each_is_planned_as_if_it_were_stated() -
     assert both.objective == pytest.approx(alone[best].objective, rel=1e-9)
     with pytest.raises(SpecError, match="there is no dtype named 'fp9'"):
         plan_job(job(pools=rollout(kv_dtype=["bf16", "fp9"])))
+    with pytest.raises(SpecError, match="int4_wo is a type of weights alone: nothing is cached in it"):
+        plan_job(job(pools=rollout(kv_dtype=["bf16", "int4_wo"])))
 
 
 def test_precisions_of_equal_bytes_are_judged_each_by_its_own_engine_steps() -> None:

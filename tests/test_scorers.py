@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.scorer_keys import misled, read_scorers, scorer_settings
 from rlperf.frameworks.scorer_run import ScorerRun
+from rlperf.layout import Layout
 from rlperf.plan.answer.baseline import Defaults, _Judged, pinned_to
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.evaluate import Evaluation, Judge
@@ -32,8 +34,10 @@ from rlperf.plan.search.rules import uneven_parts
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import Split, splits
 from rlperf.sim.rl_step.compose import StepStages, compose_rl_step
+from rlperf.sim.rl_step.engine import tabulate
 from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.specs.job import Job
+from rlperf.specs.pool import Settings
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.scorer import Scorer
 
@@ -111,6 +115,20 @@ def test_more_devices_and_overlap_are_never_slower() -> None:
     late = judged({**TEACHER, "overlap": False})[1]
     assert steps[1] <= steps[0] and steps[1] < late.rl_step_s
     assert float(late.beside.waits_s.mean()) == pytest.approx(late.scorers[0].makespan_s, rel=1e-6)
+
+
+def test_the_head_that_drafts_for_a_judge_stays_as_good() -> None:
+    """It is a policy that moves away from a head that is not trained."""
+    judge = {"name": "j", "kind": "judge", "response_tokens": 64, "settings": {"speculation": "eagle3:3"}}
+    context = resolve(Job.model_validate({**JOB, "scorers": [judge]}))
+    arch, drafting = context.tasks[0].architecture, partial(Settings, speculation="eagle3:3")
+    sites = context.scorers[0].context(context).site, context.site
+    still, moving, trained = (
+        tabulate(site, arch, drafting(draft_training=flag), Layout.of())[0].drafted
+        for site, flag in ((sites[0], False), (sites[1], False), (sites[1], True))
+    )
+    assert still is not None and moving is not None and trained is not None
+    assert still.tokens[3] == trained.tokens[3] > 1.1 * moving.tokens[3]
 
 
 def test_teachers_that_share_the_sequences_take_less_than_one() -> None:

@@ -24,6 +24,11 @@ class Dtype:
     unit: str = ""
 
     @property
+    def weights_alone(self) -> bool:
+        """Whether it is a type of weights, widened as they are read: nothing is computed or cached in it."""
+        return self.weight_bytes < 2.0 <= self.activation_bytes
+
+    @property
     def narrow(self) -> bool:
         """Whether activations are cast before a product."""
         return self.activation_bytes < 2.0

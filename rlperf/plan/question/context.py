@@ -72,6 +72,7 @@ class ScorerContext:
             engine_profile=self.engine_profile,
             scorers=(),
             scores_prompts=self.scorer.reads_every_token,
+            policy_moves=False,
         )
 
 
@@ -93,6 +94,8 @@ class Context:
     scorers: tuple[ScorerContext, ...] = ()
     scores_prompts: bool = False
     """Whether the engine returns a log-probability of every prompt token."""
+    policy_moves: bool = True
+    """Whether the engine's model is trained: a scorer's is not, and the head that drafts for it stays as good."""
     restate: Callable[[Job], Job] | None = None
     """What files of the framework make of a job; None: they are asked nothing."""
     keyless: frozenset[str] = frozenset()
@@ -147,6 +150,7 @@ class Context:
             settings.lora_jobs,
             settings.turn_samples and not settings.shared_prefix,
             apart,
+            self.policy_moves,
         )
 
     @property

@@ -201,6 +201,9 @@ def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, prob
             if word not in DTYPES:
                 hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
                 found.append(problem(f"there is no dtype named {word!r}", hint, "settings", name))
+            elif name != "rollout_dtype" and DTYPES[word].weights_alone:
+                what = "nothing is cached in it" if name == "kv_dtype" else "nothing is computed in it"
+                found.append(problem(f"{word} is a type of weights alone: {what}", "fp8, or bf16", "settings", name))
     backend = pool.settings.backend
     if pool.role != "rollout" and backend is not None and backend not in job.trainer_backends:
         found.append(

@@ -113,7 +113,8 @@ def _with_speculation(
     dtypes = settings.rollout_dtype, settings.kv_dtype
     replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, *dtypes, batches)
     far = wanted.method != "mtp" or sees_far(architecture.family, architecture.prediction_layers)
-    yields = load_speculation().tokens(wanted, settings.draft_acceptance, settings.draft_training, far)
+    keeps_up = settings.draft_training or not site.policy_moves
+    yields = load_speculation().tokens(wanted, settings.draft_acceptance, keeps_up, far)
     return speculating(cost, replica, wanted, yields)
 
 

@@ -55,6 +55,7 @@ class Site:
     turn_samples : every turn is computed as a sample of its own; else what a trajectory's turns share is computed once
     trained_draft : method of the draft head that is trained with the policy; None where none is
     critic_apart : a critic has devices of its own, and is none of ``roles``
+    policy_moves : the engine's model is trained, so that a draft head that is not falls behind it
     """
 
     hardware: Hardware
@@ -70,6 +71,7 @@ class Site:
     adapter_jobs: int = 1
     turn_samples: bool = False
     critic_apart: bool = False
+    policy_moves: bool = True
 
     @property
     def critic(self) -> Site:

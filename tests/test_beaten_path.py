@@ -153,7 +153,7 @@ def test_an_engine_that_hides_behind_training_has_room_all_the_same() -> None:
     task = {"workload": "tool_use", "prompts_per_step": 64, "group_size": 16, "mini_batch": 32}
     job = Job.model_validate(
         {
-            "architecture": "Qwen2.5-32B", "cluster": "dgx_a100", "nodes": 2, "framework": "areal",
+            "architecture": "Qwen2.5-32B", "cluster": "dgx_a100", "nodes": 3, "framework": "areal",
             "modes": ["one_step_off"], "limits": {"staleness": 3},
             "tasks": [{"name": "t", **task, "max_prompt_tokens": 1024, "max_response_tokens": 512}],
         }

@@ -219,7 +219,7 @@ def test_a_plan_that_changes_layouts_is_one_run(framework: str, tmp_path: Path) 
     The trainer's layout is open, and OpenRLHF's checkpoints are laid out by it: that of one phase reads the other's.
     """
     random, trace = np.random.default_rng(3), ["rl_step,group,prompt_tokens,response_tokens,max_response_tokens"]
-    for rl_step, (mean, sigma) in enumerate([(2500, 0.2)] * 2 + [(900, 1.5)] * 2 + [(2500, 0.2)] * 2):
+    for rl_step, (mean, sigma) in enumerate([(2500, 0.2)] * 2 + [(500, 2.0)] * 2 + [(2500, 0.2)] * 2):
         lengths = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, size=(256, 16))
         trace += [f"{rl_step},{group},300,{min(max(int(n), 1), 24576)},24576"
                   for group, row in enumerate(lengths) for n in row]  # fmt: skip

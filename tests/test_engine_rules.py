@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rlperf.api import ask
+from rlperf.api import ask, plan_job
 from rlperf.cost.reject import Reject
+from rlperf.errors import InfeasibleError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.plan.search.columns import Columns
 from rlperf.plan.search.screen import screen
@@ -46,6 +47,18 @@ def test_the_rule_that_engines_break_is_told_where_none_is_left() -> None:
     found = screen(question.context, task, (demand,), question.facts)
     assert not found.configurations
     assert found.misses == ("engines that fit are none of verl's: pipeline parallel rollout is not implemented",)
+
+
+def test_a_rule_that_engines_of_several_splits_break_is_told_once() -> None:
+    """It was told for 16, 24, 32 and 40 devices, one after the other."""
+    job = Job.model_validate({
+        "architecture": "Qwen2.5-7B", "cluster": "dgx_h200", "nodes": 6, "framework": "trl", "modes": ["disaggregated"],
+        "tasks": [{"name": "t", "workload": "math", "prompts_per_step": 32, "group_size": 8,
+                   "max_prompt_tokens": 1024, "max_response_tokens": 1024}],
+    })  # fmt: skip
+    with pytest.raises(InfeasibleError) as refused:
+        plan_job(job)
+    assert (refused.value.nearest_miss or "").count("the vLLM server starts all of its engines on one node") == 1
 
 
 @pytest.mark.parametrize(("stages", "attention", "broken"), [(1, 2, False), (2, 2, True), (2, 1, False)])

@@ -163,14 +163,14 @@ class EngineRules:
             refused |= where
         return np.where(refused, int(Reject.FRAMEWORK), 0)
 
-    def said(self, among: BoolArray) -> list[str]:
-        """The rule that most of the columns ``among`` break, in its words; none where they break none."""
+    def said(self, among: BoolArray) -> dict[str, str]:
+        """The rule that most of the columns ``among`` break, and its words; none where they break none."""
         broken = {rule: where & among for rule, where in self.broken().items() if (where & among).any()}
         if not broken:
-            return []
+            return {}
         most = max(broken, key=lambda rule: int(broken[rule].sum()))
         names = self.names(np.flatnonzero(broken[most])[0])
-        return [rule.said(names) for rule in self.facts.rules_of(*names) if rule.id == most]
+        return {rule.id: rule.said(names) for rule in self.facts.rules_of(*names) if rule.id == most}
 
 
 def pair_rule_flags(

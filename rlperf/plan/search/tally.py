@@ -27,6 +27,7 @@ class Tally:
     candidates, rejected : columns and pairs that were refused or costed one by one, and how many fell to what
     combinations : whole configurations among which the best is found
     misses : nearest misses in words
+    ruled : the framework's rules that engines broke, in words, of the first split that broke them
     limited : of a batch the fastest and the cheapest rl_step that limits alone refuse, (seconds, USD, devices)
     """
 
@@ -34,6 +35,7 @@ class Tally:
     combinations: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     misses: list[str] = field(default_factory=list)
+    ruled: dict[str, str] = field(default_factory=dict)
     limited: dict[Batch, tuple[_Limited, _Limited]] = field(default_factory=dict)
 
     def truncated(self, context: Context, demand: Demand) -> None:
@@ -51,7 +53,10 @@ class Tally:
             self._look_at(source.trainer_flags)
             self._look_at(trainer.dropped)
         self.combinations += source.rollout.possible * trainer.count
-        self.misses += [*_trainer_misses(source), *_rollout_misses(source)] or _reasons(source)
+        ruled = _ruled(source)
+        self.ruled = ruled | self.ruled
+        misses = _trainer_misses(source)
+        self.misses += misses if ruled else [*misses, *_rollout_misses(source)] or _reasons(source)
         for one, column, own in zip(source.context.scorers, source.scorers, source.split.scorers, strict=True):
             if column is None:
                 self.misses.append(f"no engine on {own or source.split.trainer} devices holds {one.scorer.name}")
@@ -85,7 +90,7 @@ class Tally:
                 if word == "fastest" or cheapest != fastest:
                     step = f"the {word} rl_step of {batch.prompts} x {batch.group_size}"
                     limited.append(f"{step} takes {human_seconds(taken)}{price}")
-        return tuple(dict.fromkeys([*self.misses, *limited]))
+        return tuple(dict.fromkeys([*self.misses, *self.ruled.values(), *limited]))
 
     def _look_at(self, flags: IntArray) -> None:
         self.candidates += len(flags)
@@ -109,11 +114,18 @@ def _trainer_misses(source: SplitColumns) -> list[str]:
     return [f"the leanest trainer ({words}) needs {more:.1f} GB more per device"]
 
 
+def _ruled(source: SplitColumns) -> dict[str, str]:
+    """What the framework asks of engines that would fit, where none of them is left: rule and words."""
+    rules = source.engine_rules
+    if rules is None or (source.rollout_flags == 0).any():
+        return {}
+    found = rules.said(source.rollout.flags == 0)
+    return {rule: f"engines that fit are none of {rules.facts.name}'s: {words}" for rule, words in found.items()}
+
+
 def _rollout_misses(source: SplitColumns) -> list[str]:
-    """What the framework asks of engines that would fit, or the one with the largest cache, where none is left."""
-    rollout, flags, rules = source.rollout, source.rollout_flags, source.engine_rules
-    if rules is not None and (fit := rollout.flags == 0).any() and not (flags == 0).any():
-        return [f"engines that fit are none of {rules.facts.name}'s: {words}" for words in rules.said(fit)]
+    """The engine with the largest cache, where none is left."""
+    rollout, flags = source.rollout, source.rollout_flags
     short = np.flatnonzero((flags == int(Reject.KV)) | (flags == int(Reject.MEMORY)))
     if not len(short) or (flags == 0).any():
         return []

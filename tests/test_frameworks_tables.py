@@ -12,8 +12,9 @@ from random import Random
 
 import pytest
 
+from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import SpecError
-from rlperf.frameworks.adapter import Source, framework_facts
+from rlperf.frameworks.adapter import Source, framework_facts, states
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.fields import field
 from rlperf.frameworks.generate import FACTS, READERS, table_text
@@ -21,7 +22,7 @@ from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import ABSENT, KeySpec, key_table, parse_table
 from rlperf.frameworks.reference import page
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
-from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, TrainerRun, ref
+from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, ref
 from rlperf.plan.question.pool import BatchSettings
 from rlperf.specs.framework import facts_data, facts_document
 from rlperf.specs.pool import ATTRIBUTES
@@ -193,6 +194,32 @@ def test_rules_ask_what_a_run_says(framework: str) -> None:
             r"\b(run|batch|trainer|rollout|architecture)\.(\w+)", f"{rule.require} {rule.when}"
         ):
             assert hasattr(groups[group], name), (rule.id, group, name)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_a_key_takes_is_one_of_its_choices(framework: str) -> None:
+    """Engines in four bits were planned, and written as ``int4_wo``, which no engine has a word for."""
+    table, adapter = key_table(framework), adapter_of(framework)
+    for entry in adapter.fields:
+        keys = [table.find(key, version) for key in entry.keys for version in table.versions]
+        words = {entry.unit.write(value, Run()) for value in entry.unit.takes or ()} - {None}
+        assert all(words <= set(key.choices) for key in keys if key and key.choices), entry.at
+
+
+@pytest.mark.parametrize(
+    ("framework", "engine", "said"),
+    [
+        ("verl", "vllm", {"bf16", "fp16", "fp8"}),
+        ("nemo_rl", "vllm", {"bf16", "fp16", "fp32", "fp8"}),
+        ("slime", "sglang", {"bf16", "fp8", "mxfp8", "mxfp4", "int4_wo", "nvfp4"}),
+    ],
+)
+def test_precisions_of_engines_are_those_that_the_framework_can_launch(
+    framework: str, engine: str, said: set[str]
+) -> None:
+    adapter, backends = adapter_of(framework), framework_facts(framework).backends
+    asked = (ref("rollout.rollout_dtype"), backends)
+    assert {dtype for dtype in DTYPES if states(adapter, None, engine, *asked, dtype)} == said
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -201,11 +201,14 @@ def test_four_bit_products_need_a_unit_for_them() -> None:
     taken = ask(several).job
     assert taken.pool("rollout").settings.rollout_dtype == ("bf16",), "`size` over two devices was refused for one"
     assert any("rollout_dtype nvfp4: not planned" in words for words in precision_words(several, taken))
-    on_b200 = several.model_copy(update={"cluster": "dgx_b200"})
+    on_b200 = several.model_copy(update={"cluster": "dgx_b200", "framework": "slime"})
     assert ask(on_b200).job.pool("rollout").settings.rollout_dtype == ("bf16", "nvfp4")
     weights_alone = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": "mxfp4"}}]}
     assert predict_job({**JOB, **weights_alone}).rl_step_s > 0.0
-    offered = gains(JOB, ("nvfp4 rollouts",)).rows[0]
+    named = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": "int4"}}]}
+    with pytest.raises(SpecError, match=r"^there is no dtype named 'int4' \(did you mean int4_wo\?\)$"):
+        ask(Job.model_validate({**JOB, **named}), to_plan=True)
+    offered = gains({**JOB, "framework": "slime"}, ("nvfp4 rollouts",)).rows[0]
     assert offered.rl_step_s is None and "multiplies no nvfp4" in offered.said
 
 

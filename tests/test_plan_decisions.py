@@ -18,6 +18,7 @@ from rlperf.plan.answer.plan import Plan
 from rlperf.plan.judge import decisions
 from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.question.context import resolve
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import screen
 from rlperf.plan.search.splits import splits
@@ -216,7 +217,7 @@ def test_precisions_of_equal_bytes_are_judged_each_by_its_own_engine_steps() -> 
         {"role": "rollout", "settings": {"rollout_dtype": ["fp8", "int8_wo"], "max_running": 16}},
         {"role": "trainer", "settings": {"backend": "fsdp2"}},
     ]
-    context = ask(job(pools=pools, architecture="Qwen3-8B")).context
+    context = resolve(job(pools=pools, architecture="Qwen3-8B"))  # asked for a framework, it has no key for int8_wo
     task = context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
     found = screen(context, task, (demand,)).configurations

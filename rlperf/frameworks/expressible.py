@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.fields import Target
@@ -260,6 +261,8 @@ def _keyless(
         if name == "scoring_token_budget" and pool.settings.token_budget:
             usual = pool.settings.token_budget[0]  # as in training, unless a key says otherwise
         values = given if isinstance(given, tuple) else (given,)
+        if name.endswith("_dtype") and not DTYPES.keys() >= set(values):
+            continue  # no type at all, which `rlperf.plan.question.contradictions` reports
         able = tuple(v for v in values if v == usual or states(adapter, facts.version, engine, at, keys, v))
         if able != values:
             found.append((name, able, usual))

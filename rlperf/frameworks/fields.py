@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from rlperf.cost.dtypes import DTYPES
 from rlperf.frameworks.keytable import ABSENT, KeyTable, Value
 from rlperf.frameworks.run import Ref, Run, as_type, ref, types_of
 
@@ -63,13 +62,13 @@ def words(**pairs: str) -> Unit:
     return Unit(lambda value, _: back.get(value, value), lambda value, _: pairs.get(value, value))
 
 
-def computes(unit: Unit = SAME) -> Unit:
+def computes(unit: Unit = SAME, dtypes: Iterable[str] = ("bf16", "fp16", "fp32")) -> Unit:
     """Of a key for the precision of training's products that holds no other than these: 8 bits have keys of their own.
 
     >>> computes(words(bf16="bfloat16")).takes == {"bf16", "fp16", "fp32"}
     True
     """
-    return replace(unit, takes=frozenset({"bf16", "fp16", "fp32"}))
+    return replace(unit, takes=frozenset(dtypes))
 
 
 COMPUTE_DTYPE = computes(words(bf16="bfloat16", fp16="float16"))
@@ -105,12 +104,26 @@ ENGINE_DTYPE = Unit(
     takes=frozenset({"bf16", "fp16"}),
 )
 """What an engine computes in, quantised or not (no null, which AReaL's types refuse); read before what is quantised."""
-QUANTIZED = Unit(
-    lambda value, _: str(value),
-    lambda value, _: None if value in (None, "bf16", "fp16") else value,
-    takes=frozenset(DTYPES) - {"fp16", "fp32", "tf32"},
-)
-"""How an engine quantises weights, if it does."""
+
+
+def quantized(*same: str, **theirs: str) -> Unit:
+    """How an engine quantises weights, if it does: neutral types under their own name, and those under another word.
+
+    >>> quantized("fp8", int4_wo="compressed-tensors").takes == {"bf16", "fp8", "int4_wo"}
+    True
+    """
+    known = words(**theirs)
+    return Unit(
+        lambda value, run: known.read(str(value), run),
+        lambda value, run: None if value in (None, "bf16", "fp16") else known.write(value, run),
+        takes=frozenset({"bf16", *same, *theirs}),
+    )
+
+
+QUANTIZED_SGLANG = quantized("fp8", "mxfp8", "mxfp4", int4_wo="compressed-tensors", nvfp4="modelopt_fp4")
+"""SGLang's ``--quantization`` (`choices` in its server_args.py); int4 is as Kimi-K2-Thinking's checkpoint holds it."""
+QUANTIZED_VLLM = quantized("fp8", "mxfp4", int4_wo="compressed-tensors", nvfp4="modelopt_fp4")
+"""vLLM's ``quantization`` (QuantizationMethods of its model_executor/layers/quantization)."""
 
 
 def zero_as(nothing: Value) -> Unit:

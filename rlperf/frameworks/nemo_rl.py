@@ -57,6 +57,8 @@ from rlperf.units import human_seconds
 _STREAMING_ENTRY = "SingleController"
 _WORDS = words(bf16="bfloat16", fp16="float16", fp32="float32")
 _DTYPE = computes(replace(_WORDS, write=lambda value, run: _WORDS.write("bf16" if value == "fp8" else value, run)))
+_PRECISION = replace(_WORDS, takes=frozenset({"bf16", "fp16", "fp32", "fp8"}))
+"""An engine's: vLLM's own dtype, or fp8 that is quantised at load."""
 _FP8 = Unit(
     lambda value, run: "fp8" if value else run.trainer.compute_dtype,
     lambda value, _: value == "fp8",
@@ -116,7 +118,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.memory_fraction", V + "gpu_memory_utilization", note="share of GPU memory for the engine"),
     field("rollout.engine_context", V + "max_model_len"),
     field("rollout.cuda_graphs", V + "enforce_eager", NEGATED),
-    field("rollout.rollout_dtype", V + "precision", _WORDS),
+    field("rollout.rollout_dtype", V + "precision", _PRECISION),
     field("rollout.kv_dtype", V + "kv_cache_dtype", KV_DTYPE),
     field("rollout.prefix_caching", V + "enable_prefix_caching"),
     field("rollout.async_engine", V + "async_engine"),

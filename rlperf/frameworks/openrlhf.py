@@ -64,7 +64,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.zero_stage", "ds.zero_stage zero_stage"),
     field("trainer.optimizer", "actor.optim", OPTIMIZER),
     field("trainer.shard_size", "ds.zpg zpg", _SHARD, "ZeRO++ partition group; 1: all GPUs"),
-    field("trainer.compute_dtype", "ds.param_dtype", computes()),
+    field("trainer.compute_dtype", "ds.param_dtype", computes(dtypes=("bf16", "fp16"))),
     field("trainer.offload_optimizer", "ds.adam_offload adam_offload", note="optimizer in host memory"),
     field("trainer.activation_recompute", "actor.gradient_checkpointing_enable gradient_checkpointing", CHECKPOINTING),
     *elsewhere("trainer.parked", "ds.enable_sleep"),

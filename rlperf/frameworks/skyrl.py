@@ -17,7 +17,7 @@ from rlperf.frameworks.fields import (
     KV_DTYPE,
     LORA_RANK,
     NEGATED,
-    QUANTIZED,
+    QUANTIZED_VLLM,
     RECOMPUTE,
     RESHARD,
     Field,
@@ -132,7 +132,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.engine_token_budget", f"{E}max_num_batched_tokens {OLD}max_num_batched_tokens"),
     field("rollout.prefix_caching", f"{E}enable_prefix_caching {OLD}enable_prefix_caching"),
     field("rollout.cuda_graphs", f"{E}enforce_eager {OLD}enforce_eager", NEGATED),
-    field("rollout.rollout_dtype", f"{X}quantization {OLD}engine_init_kwargs.quantization", QUANTIZED),
+    field("rollout.rollout_dtype", f"{X}quantization {OLD}engine_init_kwargs.quantization", QUANTIZED_VLLM),
     field("rollout.kv_dtype", f"{X}kv_cache_dtype {OLD}engine_init_kwargs.kv_cache_dtype", _KV),
     field("rollout.speculation", f"{E}speculative_config.num_speculative_tokens", DRAFTS),
 )  # fmt: skip

@@ -21,7 +21,7 @@ from rlperf.frameworks.fields import (
     FP8_RECIPE,
     NEGATED,
     OPTIMIZER,
-    QUANTIZED,
+    QUANTIZED_SGLANG,
     RECOMPUTE,
     SAMPLES,
     SGLANG_KV_DTYPE,
@@ -121,7 +121,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefill_replicas", "prefill-num-servers", zero_as(None), "engines that read prompts for the others"),
     field("rollout.elastic", "use-fault-tolerance", note="engines that are gone are replaced, the others go on"),
     field("rollout.draft_training", "enable-mtp-training", note="the draft head is trained with the policy"),
-    field("rollout.rollout_dtype", "sglang-quantization", QUANTIZED),
+    field("rollout.rollout_dtype", "sglang-quantization", QUANTIZED_SGLANG),
 )  # fmt: skip
 _LORA = ref("trainer.lora_rank")
 _OWN = {"rollout-batch-size", "rollout-num-gpus-per-engine", "rollout-max-response-len", "actor-num-gpus-per-node"}

@@ -23,7 +23,8 @@ from rlperf.frameworks.fields import (
     LORA_RANK,
     NEGATED,
     OPTIMIZER,
-    QUANTIZED,
+    QUANTIZED_SGLANG,
+    QUANTIZED_VLLM,
     RECOMPUTE,
     RESHARD,
     SAME,
@@ -36,6 +37,7 @@ from rlperf.frameworks.fields import (
     elsewhere,
     field,
     one_as,
+    quantized,
     read_fields,
     resolve,
     words,
@@ -94,6 +96,8 @@ _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTY
 _SGLANG_KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else SGLANG_KV_DTYPE.write(value, run))
 _APART = Unit(lambda value, _: int(bool(value)), lambda value, _: bool(value))
 """One engine of a group reads (workers/rollout/sglang_rollout/sglang_pd_replica.py:62 of 0.8.0); as many as groups."""
+_QUANTIZED = quantized("fp8")
+"""Both engines refuse any other (vllm_async_server.py:1240, async_sglang_server.py:312 of 0.9.1; so since 0.7.0)."""
 _BACKEND = Unit(lambda value, _: "megatron" if value == "megatron" else "fsdp2", lambda value, _: value)
 
 S = f"{R}engine_kwargs.sglang."
@@ -110,7 +114,7 @@ _REPLACES = (
     ("rollout.memory_fraction", S + "mem_fraction_static", SAME),
     ("rollout.max_running", S + "max_running_requests", SAME),
     ("rollout.cuda_graphs", S + "disable_cuda_graph", NEGATED),
-    ("rollout.rollout_dtype", S + "quantization", QUANTIZED),
+    ("rollout.rollout_dtype", S + "quantization", QUANTIZED_SGLANG),
     ("batch.context_tokens", V + "max_model_len", SAME),
     ("rollout.memory_fraction", V + "gpu_memory_utilization", SAME),
     ("rollout.max_running", V + "max_num_seqs", SAME),
@@ -118,7 +122,7 @@ _REPLACES = (
     ("rollout.chunked_prefill", V + "enable_chunked_prefill", SAME),
     ("rollout.prefix_caching", V + "enable_prefix_caching", SAME),
     ("rollout.cuda_graphs", V + "enforce_eager", NEGATED),
-    ("rollout.rollout_dtype", V + "quantization", QUANTIZED),
+    ("rollout.rollout_dtype", V + "quantization", QUANTIZED_VLLM),
 )
 """Arguments that are spread last, over those that verl passes of its own keys (async_sglang_server.py:337,
 vllm_async_server.py:349 of 0.9.1): read where they stand, and written in verl's own keys."""
@@ -194,7 +198,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", R + "enable_prefix_caching"),
     field("rollout.cuda_graphs", R + "enforce_eager", NEGATED),
     field("rollout.rollout_dtype", R + "dtype", ENGINE_DTYPE),
-    field("rollout.rollout_dtype", R + "quantization", QUANTIZED),
+    field("rollout.rollout_dtype", R + "quantization", _QUANTIZED),
     field("rollout.prefill_replicas", R + "disaggregation.enabled", _APART, "groups of engines: one reads prompts"),
     field("rollout.borrows", HYBRID, note="engines on the trainer's GPUs while it waits"),
     field("rollout.speculation", M + "mtp.num_speculative_tokens", DRAFTS),

@@ -199,7 +199,8 @@ def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, prob
         stated = getattr(pool.settings, name) or ()
         for word in (stated,) if isinstance(stated, str) else stated:
             if word not in DTYPES:
-                hint = did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
+                longer = next((f"did you mean {name}?" for name in DTYPES if name.startswith(word)), None)
+                hint = longer or did_you_mean(word, DTYPES) or f"one of {', '.join(DTYPES)}"
                 found.append(problem(f"there is no dtype named {word!r}", hint, "settings", name))
             elif name != "rollout_dtype" and DTYPES[word].weights_alone:
                 what = "nothing is cached in it" if name == "kv_dtype" else "nothing is computed in it"

@@ -35,6 +35,15 @@ def test_verl_console(tmp_path: Path) -> None:
     assert log.mean("prompt_tokens") is None
 
 
+def test_a_log_is_of_the_framework_that_most_of_its_rl_steps_speak_of(tmp_path: Path) -> None:
+    """One line of another one, with more metrics in it, hid twenty rl_steps."""
+    other = f"perf 0: {dict.fromkeys(metric_table('slime'), 1.0)}\n"
+    (tmp_path / "run.log").write_text(other + "".join(VERL_LINE.format(step=step) for step in range(20)))
+    assert read_log([tmp_path / "run.log"]).n == 20
+    (tmp_path / "other.log").write_text(other)
+    assert read_log([tmp_path / "other.log"]).framework == "slime"
+
+
 @pytest.mark.parametrize("form", ["jsonl", "wandb.jsonl", "csv", "merged.json", "tfevents"])
 def test_every_carrier_says_the_same(tmp_path: Path, form: str) -> None:
     values = {"timing_s/gen": 32.5, "timing_s/update_actor": 14.25, "timing_s/step": 57.0}

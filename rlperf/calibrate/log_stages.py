@@ -13,6 +13,7 @@ from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.demand import as_batch
 from rlperf.sim.rl_step.cuts import CutLengths
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.rollout_stage import RolloutEvents
@@ -181,7 +182,8 @@ def _demand(demand: Demand, log: StepLog, lengths: LengthTable | None, notes: li
         recorded = [step for step in log.rl_step.tolist() if step in set(lengths.steps().tolist())]
         if len(recorded) == log.n:
             keep = np.unique(np.linspace(0, log.n - 1, min(log.n, 12)).round().astype(int))
-            tables = tuple(lengths.step(int(log.rl_step[k])) for k in keep)
+            steps = [lengths.step(int(log.rl_step[k])) for k in keep]
+            tables = tuple(steps if demand.of_tasks else as_batch(demand.task, steps, demand.batch, 0, notes))
             notes.append(f"lengths of {len(tables)} recorded rl_steps")
             return replace(demand, tables=tables), np.interp(np.arange(log.n), keep, np.arange(len(tables)))
         notes.append("the dump does not cover the logged rl_steps: lengths scaled to the log's means instead")

@@ -167,10 +167,13 @@ def _plain(values: Mapping[str, float], known: Container[str]) -> dict[str, floa
 
 
 def _recognised(metrics: Metrics) -> str | None:
-    """The framework whose table knows most of the metrics, and at least one."""
-    printed = {name: 0.0 for values in metrics.values() for name in values}
+    """The framework whose table knows most of what the rl_steps print, and something of it."""
     tables = {name: metric_table(name) for name in FRAMEWORKS}
-    best = max((len(set(_plain(printed, table)) & set(table)), name) for name, table in tables.items())
+    known = {
+        name: sum(len(set(_plain(values, table)) & set(table)) for values in metrics.values())
+        for name, table in tables.items()
+    }
+    best = max((count, name) for name, count in known.items())
     return best[1] if best[0] else None
 
 

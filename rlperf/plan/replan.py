@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 
 from rlperf.errors import SpecError
-from rlperf.layout import FloatArray
+from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.answer.explain import differences
 from rlperf.plan.judge.decisions import decide_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.question.demand import LengthSource
+from rlperf.plan.question.demand import LengthSource, as_batch
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.formulation import Program, Slot
@@ -147,10 +147,14 @@ def _factors(
     if both.size > 3:
         both = both[1:]  # the first rl_step compiles and captures
     if not both.size:
-        raise SpecError("no rl_step stands in both the log and the rollouts")
+        held = ", ".join(
+            f"{name} {_span(steps)}" for name, steps in (("log", log.rl_step), ("rollouts", recorded.steps()))
+        )
+        raise SpecError(f"no rl_step before {at_step} stands in both the log and the rollouts ({held})")
     keep = both[np.unique(np.linspace(0, both.size - 1, min(both.size, CALIBRATED)).round().astype(int))]
     few = StepLog.of(log.rl_step[keep], **{name: getattr(log, name)[keep] for name in COLUMNS})
-    tables = tuple(recorded.step(int(step)) for step in few.rl_step)
+    steps = [recorded.step(int(step)) for step in few.rl_step]
+    tables = tuple(as_batch(task.task.name, steps, running.batch, context.job.seed, notes))
     demand = _demand(task, running.batch, tables, (0, at_step - 1))
     found = stage_factors(context, task, Judge(context, task).evaluate(demand, running), few)
     notes += [f"the log says nothing of {factor.stage}" for factor in found if factor.rl_steps == 0]
@@ -165,6 +169,10 @@ def _factors(
         if each.shared == 1.0
     ]
     return found
+
+
+def _span(rl_steps: IntArray) -> str:
+    return f"{rl_steps.min()} to {rl_steps.max()}" if rl_steps.size else "none"
 
 
 def _demand(task: TaskContext, batch: Batch, tables: tuple[LengthTable, ...], rl_steps: tuple[int, int]) -> Demand:

@@ -7,7 +7,7 @@ fitted length model, because a response that was cut says only that it would hav
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -217,7 +217,7 @@ class LengthSource:
             if len(kept) < len(recorded):
                 notes.append(f"{self.task.name}: {len(kept)} of {len(recorded)} recorded rl_steps, as each is large")
             recorded = [recorded[k] for k in kept]
-            tables = tuple(self._recorded(recorded, batch, seed, notes))
+            tables = tuple(as_batch(self.task.name, recorded, batch, seed, notes))
         else:
             middle = None if rl_steps is None else (rl_steps[0] + rl_steps[1]) // 2
             tables = tuple(self._sampled(batch, middle, seed + k) for k in range(_replicates(batch, REPLICATES)))
@@ -265,15 +265,19 @@ class LengthSource:
         inside = steps if rl_steps is None else steps[(steps >= rl_steps[0]) & (steps <= rl_steps[1])]
         return [self.table.step(int(step)) for step in inside]
 
-    def _recorded(self, recorded: list[LengthTable], batch: Batch, seed: int, notes: list[str]) -> list[LengthTable]:
-        tables = [_clipped(table, batch) for table in recorded]
-        if all(t.n_groups == batch.generated and t.group_size == batch.group_size for t in tables):
-            return tables
-        rng = np.random.default_rng(seed)
-        notes.append(f"{self.task.name}: groups redrawn from the recording for {batch.generated} x {batch.group_size}")
-        if batch.group_size > 1 and any(t.n_groups == t.trajectories().n for t in tables):
-            notes.append(f"{self.task.name}: the recording has no groups: members of one are drawn apart")
-        return [_redrawn(table, batch, rng) for table in tables]
+
+def as_batch(
+    task: str, recorded: Sequence[LengthTable], batch: Batch, seed: int, notes: list[str]
+) -> list[LengthTable]:
+    """Recorded rl_steps as ``batch`` has them: as they are where they hold it, else drawn from their groups."""
+    tables = [_clipped(table, batch) for table in recorded]
+    if all(t.n_groups == batch.generated and t.group_size == batch.group_size for t in tables):
+        return tables
+    rng = np.random.default_rng(seed)
+    notes.append(f"{task}: groups redrawn from the recording for {batch.generated} x {batch.group_size}")
+    if batch.group_size > 1 and any(t.n_groups == t.trajectories().n for t in tables):
+        notes.append(f"{task}: the recording has no groups: members of one are drawn apart")
+    return [_redrawn(table, batch, rng) for table in tables]
 
 
 def _replicates(batch: Batch, most: int) -> int:

@@ -19,15 +19,15 @@ from rlperf.calibrate.validate import Report, validate_file
 ROOT = Path(__file__).resolve().parent.parent.parent
 TARGET = ROOT / "docs" / "guide" / "how-accurate.md"
 README = ROOT / "README.md"
-PHASES = ("memory", "memory/rl_lora_phases.csv")
 FILES = (
     ("training", "measured/training.csv", "Training: seconds of one optimizer update"),
     ("memory", "measured/training.csv", "Training: peak memory"),
+    ("memory", "memory/rl_lora_phases.csv", "Memory of LoRA RL by phase"),
     ("inference", "measured/inference.csv", "Serving: first token, time per token, throughput"),
     ("rl_step", "measured/rl_step.csv", "Whole rl_steps"),
     ("weight_sync", "measured/weight_sync.csv", "Weight sync"),
 )
-TIME, SPACE, SERVED, STEP, SYNC = ((kind, name) for kind, name, _ in FILES)
+TIME, SPACE, PHASES, SERVED, STEP, SYNC = ((kind, name) for kind, name, _ in FILES)
 TABLES: dict[Path, dict[str, tuple[tuple[str, tuple[str, str], str, str, str], ...]]] = {
     README: {
         "| what | rows held out of fits |": (
@@ -199,9 +199,9 @@ def reports_of(
     apart: Callable[[Path], Report] = report_apart,
 ) -> Reports:
     """Every file of the tables, validated; by ``validate`` and ``apart`` that remember, where others ask them too."""
-    files = [*((kind, name) for kind, name, _ in FILES), PHASES]
     return {
-        (kind, name): apart(data / name) if kind == "inference" else validate(data / name, kind) for kind, name in files
+        (kind, name): apart(data / name) if kind == "inference" else validate(data / name, kind)
+        for kind, name, _ in FILES
     }
 
 

@@ -17,7 +17,9 @@ from rlperf.calibrate.leave_out import ALL, GROUPS, ErrorSummary, LeaveOutLine, 
 from rlperf.calibrate.leave_out_inference import Refits, predict_groups, report_apart
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import PredictedFigure
+from rlperf.calibrate.validate_inference import LOOP
 from rlperf.specs.engine_calibration import release_of
+from rlperf.specs.profiles import load_architecture
 
 PAGE = accuracy.ROOT / "docs" / "guide" / "accuracy-inference.md"
 BY = {
@@ -42,6 +44,19 @@ def apart_rows(figures: Sequence[PredictedFigure], names: Mapping[str, Sequence[
     first = [name for name in ("all", "covered", "extrapolated") if name in groups]
     names_in_order = (*first, *sorted(set(groups) - set(first), key=lambda name: (" " in name, name)))
     return [_apart_row(name, len(groups[name]), errors_of(groups[name])) for name in names_in_order]
+
+
+def first_token_rows(figures: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Errors of first tokens of closed loops: all, by engine, and of vLLM dense models and mixtures apart."""
+    groups: dict[str, list[PredictedFigure]] = {"all": list(figures)}
+    for one in figures:
+        _, engine, _, architecture, _ = names[one.row_id]
+        groups.setdefault(engine, []).append(one)
+        if engine == "vllm":
+            kind = "dense" if load_architecture(architecture).experts is None else "mixtures of experts"
+            groups.setdefault(f"vllm, {kind}", []).append(one)
+    in_order = ("all", *sorted(set(groups) - {"all"}))
+    return [_apart_row(name, len(groups[name]), errors_of(groups[name])) for name in in_order]
 
 
 def release_rows(figures: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]]) -> list[str]:
@@ -105,6 +120,8 @@ def write(found: Sequence[PredictedFigure], names: Mapping[str, Sequence[str]], 
     text = accuracy.with_rows(text, "| rows of one release | n |", release_rows(apart, names))
     throughput = [_apart_row("tokens/s, all", len(rates), errors_of(rates))]
     text = accuracy.with_rows(text, "| throughput | n |", throughput)
+    first = first_token_rows([one for one in found if one.metric == LOOP], names)
+    text = accuracy.with_rows(text, "| first tokens of closed loops |", first)
     text = accuracy.with_rows(text, "| left out in turn |", whole_rows(lines))
     PAGE.write_text(accuracy.with_rows(text, "| left out | rows | configurations |", group_rows(lines)))
     text = accuracy.with_rows(accuracy.README.read_text(), "| left out: each |", readme_rows(lines))

@@ -68,6 +68,21 @@ def test_whole_gradients_are_reduced_once_an_update(h100: Hardware) -> None:
     assert float(one[0]) == float(one[1])
 
 
+def test_what_is_not_resharded_after_forward_is_gathered_in_every_microbatch_all_the_same(h100: Hardware) -> None:
+    """FSDP's ZeRO 2 spares the backward's gather, one a layer and microbatch; a pass without backward gathers once."""
+    trainer = backend(shard_overlap=0.0, contention=0.0, unpack_bytes=0.0, pack_bytes=0.0)
+    arch, kept = load_architecture("Qwen3-4B"), SHARDED.with_(zero_stage=2)
+    stage = stage_parameters(arch, SHARDED)
+    gathers = [
+        float(shard_traffic(h100, trainer, SHARDED, np.asarray(size), np.zeros(()), np.zeros(())).gather)
+        for size in (stage.layer_dense, stage.embedding + stage.head)
+    ]
+    both = [update(h100, trainer, layout).exposed_dp_s for layout in (SHARDED, kept)]
+    assert float(both[0] - both[1]) == pytest.approx(2.0 * arch.layers * gathers[0])  # of two microbatches
+    scored = [float(scoring_pass(arch, h100, trainer, layout, BATCH).exposed_dp_s) for layout in (SHARDED, kept)]
+    assert scored[0] == pytest.approx(2.0 * scored[1]) and scored[1] > arch.layers * gathers[0] + gathers[1]
+
+
 def test_one_device_and_lower_stages_copy_nothing(h100: Hardware) -> None:
     for layout in (ONE, Layout.of(zero_stage=1, data_parallel=8)):
         traffic = shard_traffic(h100, backend(), layout, np.asarray(1e9), np.asarray(0.0), np.ones(()))

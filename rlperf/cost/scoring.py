@@ -46,8 +46,7 @@ def scoring_pass(
     -------
     TrainingCost with the backward, recompute and optimizer parts 0
     """
-    work = work_of(layout, microbatches)
-    stage = stage_parameters(arch, layout)
+    work, stage = work_of(layout, microbatches), stage_parameters(arch, layout)
     on = options.switches_of(trainer).model_copy(update={"expert_overlap": False})
     whole = replace(options, lora_rank=None, switches=on)
     costs = microbatch_seconds(arch, TrainerDevice(hw, _in_scoring(trainer), layout, work, whole))
@@ -63,6 +62,7 @@ def scoring_pass(
     tables = shard_traffic(hw, trainer, layout, stage.embedding + stage.head, np.zeros(()), np.zeros(()))
     exposed = np.maximum(traffic.gather - timing.shard_overlap * compute.forward, 0.0) + traffic.unpack
     hidden = timing.contention * np.minimum(traffic.gather, compute.forward)
+    gathers = np.where(layout.zero_stage == 2, 1.0, m)  # without a backward nothing is resharded there
     zero = np.zeros(np.broadcast_shapes(np.shape(times.longest), np.shape(m)))
     return TrainingCost(
         forward_s=m * (each * compute.forward + (head + seen) / p),
@@ -74,7 +74,7 @@ def scoring_pass(
         exposed_cp_s=m * each * context,
         exposed_ep_s=m * each * expert,
         exposed_pp_s=m * hop,
-        exposed_dp_s=m * (each * (exposed + hidden) + traffic.gather + tables.gather + tables.unpack),
+        exposed_dp_s=gathers * (each * (exposed + hidden) + traffic.gather + tables.gather + tables.unpack),
         optimizer_s=zero,
         offload_s=zero,
         low=zero + trainer.low,

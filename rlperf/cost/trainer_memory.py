@@ -25,6 +25,7 @@ from rlperf.cost.memory_parameters import (
 )
 from rlperf.cost.speculation import draft_head
 from rlperf.cost.trainer_device import PLAIN, UpdateOptions
+from rlperf.cost.training_parallel import in_shards
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -219,7 +220,7 @@ def _bytes_per_parameter(
     """
     store, zero = trainer.storage, layout.zero_stage
     trained = 0.0 if forward_only else 1.0
-    stays = (zero == 2) & (store.weight > store.compute_weight)
+    stays = (zero == 2) & in_shards(trainer, layout)
     held = np.where(stays, store.weight / shards + store.compute_weight, store.weight)
     return (
         (held + width) / np.where(zero >= 3, shards, 1.0),
@@ -394,6 +395,7 @@ def _communication(
     # a root's gradients wait in 16 bits until the backward is through, when no activations are left
     reduced = layer if space.root_stays else np.maximum(layer, largest)
     backward = 0.0 if forward_only or lora_rank else store.reduce * reduced
-    sharded = np.where(layout.zero_stage >= 3, gathered + backward, 0.0)
+    # at ZeRO 2 what was gathered stands among the weights
+    sharded = np.where(layout.zero_stage >= 3, gathered, 0.0) + np.where(in_shards(trainer, layout), backward, 0.0)
     stages = np.where(layout.pipeline_parallel > 1, 4.0 * tokens * arch.hidden, 0.0)
     return sharded + stages

@@ -222,7 +222,7 @@ def _layer_pass(arch: Architecture, device: TrainerDevice, costs: MicrobatchSeco
 def _sharded_s(
     device: TrainerDevice, stage: StageParameters, one: _Pass, layers: FloatArray, count: FloatArray
 ) -> FloatArray:
-    """ZeRO-3 traffic of all microbatches that compute does not hide; the last may reduce gradients for all of them."""
+    """Shards' traffic of all microbatches that compute does not hide; the last may reduce gradients for all of them."""
     scatters = device.trainer.timing.reduce_every_microbatch
     each = _sharded_exposed_s(device, stage, one, layers, scatters)
     if not (device.options.whole_gradients and scatters):
@@ -233,7 +233,9 @@ def _sharded_s(
 def _sharded_exposed_s(
     device: TrainerDevice, stage: StageParameters, one: _Pass, layers: FloatArray, scatters: bool
 ) -> FloatArray:
-    """ZeRO-3 traffic of one microbatch that compute does not hide: each layer, each pass, plus both ends.
+    """Shards' traffic of one microbatch that compute does not hide: each layer, each pass, plus both ends.
+
+    ZeRO 2 keeps what the forward gathered for the backward.
 
     The tables are gathered once, before the first layer, and their gradients scattered last; nothing covers either.
     Of a microbatch that ``scatters`` none, the pass that packs gradients adds them up instead.
@@ -245,10 +247,12 @@ def _sharded_exposed_s(
     scatter = traffic.scatter if scatters else 0.0 * traffic.scatter
     ahead = one.forward
     back = one.backward + one.recompute
+    again = (device.layout.zero_stage >= 3).astype(np.float64)
+    behind = again * traffic.gather + scatter
     exposed = np.maximum(traffic.gather - timing.shard_overlap * ahead, 0.0)
-    exposed = exposed + np.maximum(traffic.gather + scatter - timing.shard_overlap * back, 0.0)
-    hidden = np.minimum(traffic.gather, ahead) + np.minimum(traffic.gather + scatter, back)
-    copies = 2.0 * traffic.unpack + traffic.pack
+    exposed = exposed + np.maximum(behind - timing.shard_overlap * back, 0.0)
+    hidden = np.minimum(traffic.gather, ahead) + np.minimum(behind, back)
+    copies = (1.0 + again) * traffic.unpack + traffic.pack
     ends = traffic.gather + scatter + tables.gather + tables.unpack + tables.pack
     ends = ends + (tables.scatter if scatters else 0.0)
     return layers * (exposed + copies + timing.contention * hidden) + ends

@@ -22,7 +22,7 @@ from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER, StageParameters, lora_parameters
 from rlperf.cost.roofline import stream_s
 from rlperf.cost.trainer_device import Work
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import BoolArray, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import TrainerCalibration
@@ -167,13 +167,28 @@ def trained_share(
     return dense / layout.tensor_parallel, routed / experts, np.zeros(())
 
 
+def in_shards(trainer: TrainerCalibration, layout: Layout) -> BoolArray:
+    """Whether weights lie in shards between microbatches: at ZeRO 3, and at ZeRO 2 of FSDP.
+
+    There shards are wider than what computes. FSDP that does not reshard after forward (ZeRO 2 here) still does after
+    backward: every microbatch gathers once.
+
+    >>> from rlperf.specs.trainer_calibration import load_trainer
+    >>> stages = Layout.of(data_parallel=8, zero_stage=[1, 2, 3])
+    >>> [in_shards(load_trainer(name), stages).tolist() for name in ("deepspeed", "fsdp2")]
+    [[False, False, True], [False, True, True]]
+    """
+    store, zero = trainer.storage, layout.zero_stage
+    return np.asarray((zero >= 3) | ((zero == 2) & (store.weight > store.compute_weight)))
+
+
 def data_traffic(
     hw: Hardware, trainer: TrainerCalibration, layout: Layout, dense: FloatArray, routed: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """(reduction of gradients, gathering of updated weights) of a device's parameters, once per update [s].
 
-    ZeRO 0: all-reduce of gradients and no gathering. ZeRO 1, 2: reduce-scatter and all-gather. ZeRO 3 with a shard
-    size below the group (HSDP): all-reduce of the shards over the replicas. Experts reduce over their own group.
+    ZeRO 0: all-reduce of gradients and no gathering. ZeRO 1, 2: reduce-scatter and all-gather. Weights `in_shards`
+    with a shard size below the group (HSDP): all-reduce of shards over replicas. Experts reduce over their own group.
     """
     inner = layout.tensor_parallel.astype(np.float64)
     group = (layout.data_parallel * layout.context_parallel * layout.ulysses).astype(np.float64)
@@ -182,7 +197,8 @@ def data_traffic(
     store = trainer.storage
     reduce: FloatArray = np.zeros(())
     gather: FloatArray = np.zeros(())
-    plain, split = layout.zero_stage == 0, (layout.zero_stage >= 1) & (layout.zero_stage <= 2)
+    plain = layout.zero_stage == 0
+    split = ~plain & ~in_shards(trainer, layout)
     for parameters, members, between in (
         (dense, group, inner),
         (routed, experts, (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64)),
@@ -208,7 +224,7 @@ def shard_traffic(
     routed: FloatArray,
     trained: FloatArray,
 ) -> ShardTraffic:
-    """ZeRO-3 gather and scatter of parameters that a device computes with ([parameters]); 0 at lower stages.
+    """Gather and scatter of parameters that a device computes with ([parameters]); 0 unless they lie `in_shards`.
 
     ``trained`` is the share of them whose gradients are scattered [1]. The copies are those of `fully_shard`, whose
     gathered parameters and gradients do not lie in the order of the flat buffers (PyTorch RFC 114299).
@@ -217,7 +233,7 @@ def shard_traffic(
     experts = np.minimum(layout.expert_data_parallel.astype(np.float64), shards)
     inside = within(hw, shards, layout.tensor_parallel.astype(np.float64))
     expert_inside = within(hw, experts, (layout.expert_parallel * layout.expert_tensor_parallel).astype(np.float64))
-    sharded = (layout.zero_stage >= 3) & (shards > 1)
+    sharded = in_shards(trainer, layout) & (shards > 1)
     dense, routed = np.where(sharded, dense, 0.0), np.where(sharded, routed, 0.0)
     held, messages = dense + routed, float(timing.shard_messages)
     each, each_routed = dense / messages, routed / messages

@@ -12,7 +12,7 @@ from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import stack_of
 from rlperf.cost.memory_parameters import stage_parameters
-from rlperf.layout import RECOMPUTE, FloatArray, Layout
+from rlperf.layout import RECOMPUTE, BoolArray, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
@@ -149,17 +149,16 @@ def reference_swap_s(framework: FrameworkCalibration, architecture: Architecture
     training = framework.training
     if training.reference_rate is None or not training.reference_bytes:
         return np.zeros(())
-    held = held_parameters(architecture, layout)
+    held = held_parameters(architecture, layout, layout.zero_stage >= 3)
     return np.asarray(3.0 * training.reference_bytes * held / training.reference_rate.value, np.float64)
 
 
-def held_parameters(architecture: Architecture, layout: Layout) -> FloatArray:
-    """Parameters that a device of the fullest stage holds, its shard at ZeRO 3 [parameters]."""
+def held_parameters(architecture: Architecture, layout: Layout, sharded: BoolArray) -> FloatArray:
+    """Parameters that a device of the fullest stage holds, its shard where they are ``sharded`` [parameters]."""
     stage = stage_parameters(architecture, layout)
     both = np.where(
         layout.pipeline_parallel == 1, stage.embedding + stage.head, np.maximum(stage.embedding, stage.head)
     )
-    sharded = layout.zero_stage >= 3
     dense = (stage.layers * stage.layer_dense + both) / np.where(sharded, layout.shards, 1)
     expert_shards = np.minimum(layout.expert_data_parallel, layout.shards)
     routed = stage.layers * stage.layer_routed / np.where(sharded, expert_shards, 1)

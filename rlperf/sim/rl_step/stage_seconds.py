@@ -9,6 +9,7 @@ import numpy as np
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.parameters import parameters
 from rlperf.cost.speculation import draft_head
+from rlperf.cost.training_parallel import in_shards
 from rlperf.cost.weight_sync import SyncShape, adapter_payload, quantise_s, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes, route_bytes
@@ -68,7 +69,7 @@ def sync_seconds(
     shape = SyncShape(
         trainer_devices=layout_t.devices,
         rollout_devices=layout_r.devices,
-        trainer_shards=np.where(layout_t.zero_stage >= 3, layout_t.shards, 1)
+        trainer_shards=np.where(in_shards(stack.calibration, layout_t), layout_t.shards, 1)
         * layout_t.tensor_parallel
         * layout_t.pipeline_parallel,
         rollout_shards=layout_r.replica_devices,

@@ -12,6 +12,7 @@ from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.parameters import parameters, routed_parameters
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
+from rlperf.cost.training_parallel import in_shards
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.cuts import cut_by_budget, most_scored_tokens, scoring_by_budget
 from rlperf.sim.rl_step.demand import Demand
@@ -143,7 +144,7 @@ def _reference_bytes(
     """
     if "reference" not in site.roles or lora_rank:
         return np.zeros(())
-    shards = np.where(layout.zero_stage >= 3, layout.shards, 1)
+    shards = np.where(in_shards(stack.calibration, layout), layout.shards, 1)
     split = layout.tensor_parallel * layout.pipeline_parallel * shards
     expert_split = layout.pipeline_parallel * layout.expert_parallel * layout.expert_tensor_parallel * shards
     width = 2.0 if stack.framework.training.resident_reference else stack.calibration.storage.frozen_weight

@@ -20,6 +20,7 @@ from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.speculation import training_share
 from rlperf.cost.trainer_device import BEFORE_HOPPER, UpdateOptions
 from rlperf.cost.training import TrainingCost, optimizer_bytes, training_update
+from rlperf.cost.training_parallel import in_shards
 from rlperf.layout import OFFLOAD, FloatArray, IntArray, Layout, taken
 from rlperf.sim.rl_step.cuts import CutLengths, trainer_cuts
 from rlperf.sim.rl_step.data_movement import route_bytes
@@ -193,7 +194,8 @@ def _weights_s(site: Site, stack: TrainerStack, architecture: Architecture, layo
     """The policy's weights, brought for one phase and taken back, where they wait in host memory between phases [s]."""
     if not stack.framework.training.parks_optimizer:
         return np.zeros(())
-    held = held_parameters(architecture, layout) * stack.calibration.storage.weight
+    sharded = in_shards(stack.calibration, layout)
+    held = held_parameters(architecture, layout, sharded) * stack.calibration.storage.weight
     return np.where(np.isin(layout.offload, OFFLOADS_OPTIMIZER), parked_s(stack.framework, site.hardware, held), 0.0)
 
 

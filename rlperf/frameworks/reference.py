@@ -11,7 +11,7 @@ from rlperf.frameworks.fields import Field
 from rlperf.frameworks.keytable import ABSENT, KeyTable, key_table
 from rlperf.frameworks.logs import metric_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
-from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.framework import FrameworkFacts, UnderWay
 from rlperf.specs.modes import MODES
 from rlperf.specs.writer import write_atomic
 
@@ -49,6 +49,9 @@ def page(framework: str) -> str:
         lines.append(f"| {mode} | " + " | ".join(by_version[v].get(mode, "no") for v in table.versions) + " |")
     if facts.instead:
         lines += ["", *(f"- instead of {mode}: {nearest}" for mode, nearest in facts.instead.items())]
+    for mode, spans in facts.under_way.items():
+        lines += ["", *(f"- {mode}, versions {span}: {_groups(most)} are under way at once, whatever staleness allows"
+                        for span, most in spans.items())]  # fmt: skip
     lines += [
         "",
         "## Keys",
@@ -70,6 +73,10 @@ def page(framework: str) -> str:
 
 
 _REACTION = {"error": "is refused", "ignored": "is ignored", "kept": "is kept without a word"}
+
+
+def _groups(most: UnderWay) -> str:
+    return "a batch's groups" if most == "batch" else f"{most} groups of a replica"
 
 
 def _key_rows(entry: Field, table: KeyTable) -> list[str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,9 @@ from rlperf.specs.modes import MODES
 from rlperf.specs.pool import PoolSpec, Role
 from rlperf.specs.reader import Document, is_file, read_document
 from rlperf.specs.rule_expressions import MissingValueError, asked_in, evaluate, names_in
-from rlperf.units import NonNegativeInt
+from rlperf.units import NonNegativeInt, PositiveInt
+
+Told = TypeVar("Told")
 
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
@@ -181,6 +183,11 @@ Pads = Literal["microbatch", "batch", "limit"]
 generated, or the most that the job allows."""
 
 
+UnderWay = PositiveInt | Literal["batch"]
+"""Groups of samples that a program has under way at once, beside its bound on staleness: of every replica, or as many
+as a batch has."""
+
+
 OF_RELEASES = {
     "attention": "attention_kernel",
     "copied_gradients": "copied_gradients",
@@ -205,14 +212,33 @@ def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str |
     data = facts_data(framework)
     found: dict[str, str | int] = trainer_facts(data["relative"], backend, "") if data.get("relative") else {}
     for fact, name in OF_RELEASES.items():
-        for span, value in data.get(fact, {}).get(backend, {}).items():
-            first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
-            if _release(first, 0) <= _release(version, NEWEST) <= _release(last if dash else first, NEWEST):
-                found[name] = value
+        for value in _in_release(data.get(fact, {}).get(backend, {}), version):
+            found[name] = value
     if version.strip().removeprefix("v") in data.get("whole_gradients", {}).get(backend, ()):
         found["whole_gradients"] = True
     stated = {name: data.get(name, {}).get(backend) for name in ("pads", "balance")}
     return found | {name: value for name, value in stated.items() if value}
+
+
+def under_way_of(framework: str, version: str) -> dict[str, UnderWay]:
+    """Groups that the programs of a release have under way at once, by execution mode; absent: no such limit.
+
+    >>> under_way_of("verl", "0.8.0"), under_way_of("miles", "main"), under_way_of("slime", "0.3")
+    ({'async': 16, 'streaming': 16}, {'async': 'batch'}, {})
+    """
+    told = {mode: _in_release(spans, version) for mode, spans in facts_data(framework).get("under_way", {}).items()}
+    return {mode: values[-1] for mode, values in told.items() if values}
+
+
+def _in_release(spans: Mapping[str, Told], version: str) -> list[Told]:
+    """What facts say of the spans of versions that a release is in."""
+    found = []
+    for span, value in spans.items():
+        first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
+        least, most = _release(first, NEWEST if first else 0), _release(last if dash else first, NEWEST)
+        if least <= _release(version, NEWEST) <= most:
+            found.append(value)
+    return found
 
 
 NEWEST = 1 << 30
@@ -286,6 +312,11 @@ class FrameworkFacts(Frozen):
         {},
         description="trainer backend -> span of versions -> whether weights, and a resident reference's, stay on the "
         "devices where states are parked; absent: they go with them",
+    )
+    under_way: dict[str, dict[str, UnderWay]] = Field(
+        {},
+        description="execution mode -> span of versions -> groups of samples that its program has under way at once, "
+        "of a replica, or as many as a ``batch`` has; absent: what staleness allows",
     )
     pads: dict[str, Pads] = Field(
         {}, description="trainer backend -> to what it pads unpacked sequences, where its relative does otherwise"

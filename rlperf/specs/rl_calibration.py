@@ -16,7 +16,7 @@ from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Z95
-from rlperf.specs.framework import facts_data, trainer_facts
+from rlperf.specs.framework import UnderWay, facts_data, trainer_facts, under_way_of
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.overhead import Overhead, Provenance, Rate, ServedAdapters, TrainerOverheads
@@ -89,6 +89,7 @@ class FrameworkCalibration(Frozen):
     counts_groups : the asynchronous staleness bound counts groups, which train in the order in which they end;
         otherwise a batch waits for all that were started for it
     stream_groups : prompt groups that a streaming trainer takes at once; None: those of one optimizer update
+    under_way : execution mode -> groups that its program has under way at once; set by `running`
     controller : ``single`` process through which every batch passes, or ``distributed`` transfer queues
     controller_rate : bytes per second through the controller (per node where distributed)
     step : once per rl_step, in no stage: advantages, logging, data loader
@@ -118,6 +119,7 @@ class FrameworkCalibration(Frozen):
     partial_rollout: bool = False
     counts_groups: bool = False
     stream_groups: PositiveInt | None = None
+    under_way: dict[str, UnderWay] = Field({})
     controller: Literal["single", "distributed"] = "single"
     controller_rate: Rate
     step: Overhead
@@ -230,7 +232,8 @@ class FrameworkCalibration(Frozen):
         said, pace = trainer_facts(framework, trainer, version), self.pace
         if (pace is None and not self.calibrated_on) or (pace is not None and pace.trainer != trainer):
             pace = load_trainer_paces().of_stranger(pace.without if pace else "", trainer)
-        return self.model_copy(update={"training": self.training.model_copy(update=said), "pace": pace})
+        training, groups = self.training.model_copy(update=said), under_way_of(framework, version)
+        return self.model_copy(update={"training": training, "pace": pace, "under_way": groups})
 
     def as_stranger(self) -> FrameworkCalibration:
         """With the intervals of frameworks that nobody fitted: those of a fitted one hold for itself alone."""

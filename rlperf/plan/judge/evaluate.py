@@ -34,6 +34,7 @@ from rlperf.sim.rl_step.engine import (
     replica_memory,
     tabulate,
 )
+from rlperf.sim.rl_step.flow import Allowed, fewest
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import Replicas, RolloutEvents, RolloutStage, simulated_rollout
 from rlperf.sim.rl_step.scorers import Beside, ScorerEvents, ScorerStage
@@ -186,7 +187,7 @@ class Judge:
             Layout.of_values(pool.layout),
             leaving,
             pool.settings.filled().rollout_dtype,
-            max(configuration.staleness, 1),
+            self._allowed(demand, configuration),
         )
         trainer, updated, scored, held, critic_held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))
@@ -244,12 +245,18 @@ class Judge:
         memory = replica_memory(site, arch, settings, layout, fraction, running)
         held = float(cache_granted(memory.kv_tokens, demand.request_tokens)[0])
         count, apart = pool.layout.data_parallel, apart_of(site, arch, settings, layout)[0]
-        most = demand.batch.under_way(max(count - settings.prefill_replicas, 1))
+        writers = max(count - settings.prefill_replicas, 1)
+        most = fewest(demand.batch.under_way(writers), self._allowed(demand, configuration).requests)
         limits = engine_limits(settings, held, min(int(running[0]), most or int(running[0])))
         options = replace(EngineOptions.of(self.context.engine), trajectories=most)
         each = pool.devices // count
         lent = configuration.pool("trainer").devices // each if settings.borrows else 0
         return memory, Replicas(cost, limits, count, each, options, apart, lent)
+
+    def _allowed(self, demand: Demand, configuration: Configuration) -> Allowed:
+        """What its mode has under way at once."""
+        framework = self.context.trainers[0].framework
+        return Allowed.of(framework, configuration.mode, configuration.staleness, demand)
 
     def _backend(self, configuration: Configuration) -> int:
         """Index of the trainer that a configuration names."""

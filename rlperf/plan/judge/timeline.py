@@ -66,6 +66,7 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
         evaluation.framework.in_mode(configuration.mode), evaluation.cost, limits, evaluation.replicas.writers,
         evaluation.seconds, [Trajectories.from_table(table) for table in evaluation.demand.tables],
         max_staleness=max(configuration.staleness, 1),
+        groups=evaluation.framework.under_way.get(configuration.mode),
     )  # fmt: skip
     return simulate(run, rl_steps=rl_steps)
 

@@ -23,6 +23,7 @@ from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trai
 from rlperf.sim.remembered import Key, Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import Tabulated
+from rlperf.sim.rl_step.flow import Allowed
 from rlperf.sim.rl_step.rollout_counted import Counted
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -125,20 +126,21 @@ class Columns:
         return tuple(found)
 
     def rollout(self, demand: Demand, split: Split) -> RolloutColumns:
-        """Rollout columns of a split, by how far its mode runs ahead; the mini-batch makes no difference to them."""
-        devices, ahead = split.rollout, max(MODES[split.mode].staleness(self.context.job.limits.staleness), 1)
+        """Rollout columns of a split, by what its mode has under way; the mini-batch makes no difference to them."""
+        devices, ahead = split.rollout, MODES[split.mode].staleness(self.context.job.limits.staleness)
         batch, context, arch, store = demand.batch, self.context, self.task.architecture, self.store
+        allowed = Allowed.of(context.trainers[0].framework, split.mode, ahead, demand)
         served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens,
                   batch.max_trajectories, batch.generation_batch)  # fmt: skip
         read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
         lent = split.trainer if context.borrows else 0
         alike = (demand.keys, demand.images, *served)
-        key = (*read, *alike, ahead)
+        key = (*read, *alike, allowed)
 
         def made() -> RolloutColumns:
             # which requests share an engine_step depends neither on its cost nor on how far a mode runs ahead
             first = store.lengths.get(alike, lambda: Counted(demand))
-            own = partial(replace, first, batches=ahead, costs=store.tables.get(read, dict))
+            own = partial(replace, first, allowed=allowed, costs=store.tables.get(read, dict))
             counted = store.counted.get(key, own)
             return rollout_columns(context, arch, demand, devices, counted, lenient=lenient, lent=lent)
 

@@ -43,6 +43,7 @@ class AsyncRun:
         and recompute their cache; drain: nothing new starts until the running requests have ended
     queue : capacity between rollout and trainer; nothing new starts while it is full [batches]
     max_staleness : k; at most (version + k + 1) sync intervals of samples have been started [1]
+    groups : that have been started and not ended at most; None: any number
     whole_groups : a group starts when one replica has slots for all of it (its prompt is cached once)
     train_cv : coefficient of variation of the trainer's time [1]
     """
@@ -64,6 +65,7 @@ class AsyncRun:
     update: Update = "in_flight"
     queue: float | None = None
     max_staleness: int | None = None
+    groups: int | None = None
     whole_groups: bool = True
     train_cv: float = 0.0
 
@@ -160,7 +162,7 @@ class _Simulation:
         self.serial = 0
         self.now_s = 0.0
         self.version = 0
-        self.launched = 0
+        self.launched = self.open = 0
         self.ready: deque[_Group] = deque()
         self.ready_samples = 0
         self.pending: deque[tuple[_Group, float, float]] = deque()
@@ -178,6 +180,8 @@ class _Simulation:
 
     def may_start(self) -> bool:
         run = self.run
+        if run.groups is not None and self.open >= run.groups:
+            return False
         if run.queue is not None and self.ready_samples >= run.queue * run.batch:
             return False
         if run.max_staleness is None:
@@ -207,6 +211,7 @@ class _Simulation:
                 group = _Group(self.version, index, self.now_s, self.group_size, self.group_size)
                 self.pending.extend((group, tokens, wait_s) for tokens, wait_s in self.next_samples())
                 self.launched += self.group_size
+                self.open += 1
             self.advance(replica)
             for _ in range(min(replica.free, len(self.pending)) if not self.whole else need):
                 group, tokens, wait_s = self.pending.popleft()
@@ -258,6 +263,7 @@ class _Simulation:
     def sample_done(self, group: _Group) -> None:
         group.left -= 1
         if group.left == 0:
+            self.open -= 1
             group.end_s = self.now_s
             self.ready.append(group)
             self.ready_samples += group.samples

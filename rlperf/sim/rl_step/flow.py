@@ -12,7 +12,51 @@ from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.modes import Mode
+from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.workload.lengths import LengthTable
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What may be under way at once, in a mode as the framework's program runs it.
+
+    Attributes
+    ----------
+    batches : rl_steps whose requests run at once [1]
+    requests : of a replica that run at once; None: any number
+    """
+
+    batches: float = 1.0
+    requests: int | None = None
+
+    @classmethod
+    def of(cls, framework: FrameworkCalibration, mode: Mode, staleness: int, demand: Demand) -> Allowed:
+        """Batches that staleness allows, or the groups that the program counts, each to its last response.
+
+        K groups under way give E[L] / E[max L] of their samples a place on average, L of one and max L of its group.
+        """
+        ahead, groups = float(max(staleness, 1)), framework.under_way.get(mode)
+        if groups is None:
+            return cls(ahead)
+        tokens = [(each.group, each.response_tokens.astype(np.float64)) for each in demand.trajectories]
+        longest = np.mean([last_of_groups(*each)[0].mean() for each in tokens])
+        running = float(np.mean([of_each.mean() for _, of_each in tokens]) / longest)
+        if groups == "batch":
+            return cls(min(ahead, running))
+        return cls(ahead, max(int(groups * demand.batch.group_size * running), 1))
+
+
+ONE_BATCH = Allowed()
+
+
+def fewest(*limits: int | None) -> int | None:
+    """The least of some limits; None: there is none.
+
+    >>> fewest(8, None, 16), fewest(None)
+    (8, None)
+    """
+    return min((each for each in limits if each is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -50,7 +94,7 @@ class Flow:
     batches: float = 1.0
 
     @classmethod
-    def of(cls, demand: Demand, batches: float = 1.0) -> Flow:
+    def of(cls, demand: Demand, allowed: Allowed = ONE_BATCH) -> Flow:
         """Sums over all replicates."""
         tables = demand.trajectories
         prompts = np.concatenate([table.prompt_tokens for table in tables]).astype(np.float64)
@@ -63,7 +107,7 @@ class Flow:
         else:
             context = float((responses * (prompts + responses / 2.0)).sum()) / max(generated, 1.0)
             added = again = Read()
-        return cls(len(prompts) / n, generated / n, first, context, added, again, length, work, batches)
+        return cls(len(prompts) / n, generated / n, first, context, added, again, length, work, allowed.batches)
 
     def read(self, copies: int, *, caching: bool) -> Read:
         """What is read where so many samples share a prompt, and turns find what stood before, if it is cached."""

@@ -18,7 +18,15 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
-from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_running, steady_seconds
+from rlperf.sim.rl_step.flow import (
+    ONE_BATCH,
+    Allowed,
+    Flow,
+    fewest,
+    interrupted_seconds,
+    steady_running,
+    steady_seconds,
+)
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.closed_form import StepCensus, paced, take_census
 from rlperf.sim.rollout.lent import AT, joined_curve_s
@@ -69,20 +77,24 @@ class Counted:
 
     Attributes
     ----------
-    batches : rl_steps whose requests are under way at once
-    censuses : engine_steps by replicas, limits and pace: of those replicas of each table that may be last
+    allowed : what may be under way at once
+    censuses : engine_steps by replicas, places, limits and pace: of those replicas of each table that may be last
     """
 
     demand: Demand
-    batches: int = 1
+    allowed: Allowed = ONE_BATCH
     costs: Tabulated = field(default_factory=dict)
-    censuses: dict[tuple[int, EngineLimits, float], list[list[StepCensus]]] = field(default_factory=dict)
-    _slowest: dict[tuple[int, float], list[list[Trajectories]]] = field(default_factory=dict)
+    censuses: dict[tuple[int, int | None, EngineLimits, float], list[list[StepCensus]]] = field(default_factory=dict)
+    _slowest: dict[tuple[int, int | None, float], list[list[Trajectories]]] = field(default_factory=dict)
 
     @cached_property
     def flow(self) -> Flow:
         """What the demand sends through the engines."""
-        return Flow.of(self.demand, self.batches)
+        return Flow.of(self.demand, self.allowed)
+
+    def under_way(self, replicas: int) -> int | None:
+        """Trajectories that a replica has under way at most: its environment's, or its program's."""
+        return fewest(self.demand.batch.under_way(replicas), self.allowed.requests)
 
     @cached_property
     def tables(self) -> list[Trajectories]:
@@ -101,7 +113,7 @@ class Counted:
         """
         if all(table.single_turn for table in self.tables):
             return _makespan_s(self._census(replicas, concurrency, limits, 1.0, PLAIN), cost)[0]
-        options = EngineOptions(trajectories=self.demand.batch.under_way(replicas))
+        options = EngineOptions(trajectories=self.under_way(replicas))
 
         @cache
         def at(half_octave: int) -> tuple[float, float]:
@@ -124,11 +136,11 @@ class Counted:
     ) -> list[list[StepCensus]]:
         """Engine_steps of the replicas that may be last, where each takes ``pace_s``."""
         free = replace(limits, kv_tokens=np.inf, max_running=concurrency)
-        key, last = (replicas, free, pace_s), (replicas, pace_s)
+        slots = options.trajectories
+        key, last = (replicas, slots, free, pace_s), (replicas, slots, pace_s)
         if key not in self.censuses:
             if last not in self._slowest:
-                slots = options.trajectories
-                self._slowest[last] = [_slowest_replicas(table, *last, slots) for table in self.tables]
+                self._slowest[last] = [_slowest_replicas(table, replicas, pace_s, slots) for table in self.tables]
             count = partial(take_census, limits=free, cost=paced(pace_s), options=options)
             self.censuses[key] = [[count(each) for each in part] for part in self._slowest[last]]
         return self.censuses[key]
@@ -211,7 +223,7 @@ def counted_seconds(
         apart = aparts[engine]
         readers = apart.readers if apart else 0
         replicas = int(layout.data_parallel[position]) - readers
-        most = demand.batch.under_way(replicas) or int(running[position])
+        most = counted.under_way(replicas) or int(running[position])
         limits = engine_limits(settings, float(kv_tokens[position]), min(int(running[position]), most))
         same = (engine, steady_running(limits, replicas, flow))
         if same not in flowing:

@@ -18,7 +18,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout, taken
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.flow import Flow, interrupted_seconds, steady_seconds
+from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, interrupted_seconds, steady_seconds
 from rlperf.sim.rl_step.rollout_counted import generation_batches
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.lent import joined_curve_s
@@ -211,15 +211,15 @@ def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
 
 def simulated_rollout(
     events: RolloutEvents, demand: Demand, replicas: Replicas, layout: Layout, transition_s: float, weight_dtype: str,
-    batches: int = 1,
+    allowed: Allowed = ONE_BATCH,
 ) -> tuple[RolloutStage, tuple[RolloutResult, ...]]:  # fmt: skip
     """Events: the stage of one pool in every replicate of a demand, and the simulated rollouts behind it.
 
-    ``layout``: of the pool, one row; ``transition_s``, ``weight_dtype``: as in `RolloutStage`; ``batches``: as in
+    ``layout``: of the pool, one row; ``transition_s``, ``weight_dtype``: as in `RolloutStage`; ``allowed``: as in
     `Counted`.
     """
     results, served = events.results(demand, replicas), events.served(demand, replicas)
-    n, flow = len(results), Flow.of(demand, batches)
+    n, flow = len(results), Flow.of(demand, allowed)
     groups = [part.group for part in served]
     engine = replicas.cost, replicas.limits, replicas.writers
     steady = steady_seconds(*engine, demand, flow, replicas.readers)

@@ -12,6 +12,7 @@ from rlperf.sim.rl_step.flow import of_turns
 from rlperf.sim.rl_step.modes import Execution, trainer_work_s
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.specs.framework import UnderWay
 from rlperf.specs.modes import Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
@@ -40,6 +41,7 @@ def steady_run(
     rl_steps: Sequence[Trajectories],
     *,
     max_staleness: int,
+    groups: UnderWay | None = None,
     sync_interval: int = 1,
 ) -> AsyncRun:
     """An asynchronous run, ready for `asynchronous.simulate`; ``cost`` holds the framework's host time already.
@@ -49,6 +51,7 @@ def steady_run(
     replica takes what the engine takes at the mean context (of all tokens of all turns, each at what stands before it;
     of a single turn prompt + E[L^2] / E[L] / 2), linear between one running request and its share of the batches that
     the staleness bound lets start. What tools add to a context is read in full token budgets, spread over all tokens.
+    ``groups`` : that its program has under way at once, of a replica or as many as a batch has; None: any number.
     The framework says whether weights are taken in flight, and whether requests are interrupted; these compute their
     cache again as in `recompute_s`, in full token budgets.
     """
@@ -86,4 +89,5 @@ def steady_run(
         sync_interval=sync_interval,
         update=update,
         max_staleness=max_staleness,
+        groups=batch // size if groups == "batch" else groups and groups * replicas,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlperf.api import ask
+from rlperf.api import ask, size_job
 from rlperf.errors import SpecError
+from rlperf.plan.size import _offered
 from rlperf.specs.job import Job
 
 
@@ -27,3 +28,24 @@ def test_nodes_follow_from_devices_unless_stated(pool: dict[str, object], nodes:
 def test_fewer_nodes_than_the_devices_need_are_refused() -> None:
     with pytest.raises(SpecError, match="1 node of hgx_h20: 8 devices, the pool asks for 16"):
         ask(job(devices=[8, 16], nodes=1))
+
+
+def test_its_devices_have_a_price_of_their_own() -> None:
+    """USD were asked of a rollout without a price: of an objective no plan was found, and a limit was not looked at."""
+    usd = {"price": "2.5 USD/h", "objective": "usd_per_step"}
+    with pytest.raises(SpecError, match=r"USD without a price of hgx_h20 .* to the rollout pool or its cluster"):
+        ask(job().model_validate({**job().stated(), **usd}))
+    context = ask(job().model_validate({**job(price="1 USD/h").stated(), **usd})).context
+    assert context.usd_per_s(8, 16) == pytest.approx((8 * 1.0 + 16 * 2.5) / 3600.0)
+    with pytest.raises(SpecError, match="price is of a cluster of the pool's own"):
+        job(cluster=None, price="1 USD/h")
+
+
+def test_size_prices_the_rollouts_cluster_and_asks_for_the_price_that_is_missing() -> None:
+    with pytest.raises(SpecError, match=r"needs what a device of hgx_h20 costs \(state it: --price hgx_h20=") as error:
+        size_job(job(), "usd/step<=1", clusters=["h100=2.5"], most_nodes=1)
+    assert len(error.value.problems) == 1
+    offered = [
+        (each.cluster, each.price, each.pool("rollout").price) for each in _offered(job(), ("h100=2.5", "h20=1"))
+    ]
+    assert offered == [("dgx_h100", 2.5, 1.0), ("hgx_h20", 1.0, 1.0)]

@@ -125,7 +125,9 @@ def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
         tasks = (tasks[0].model_copy(update=pinned),)
     asked = {pool.role: plan.job.pool(pool.role) for pool in chosen.pools}
     pools = tuple(
-        pool.pinned().model_copy(update={"cluster": asked[pool.role].cluster, "nodes": asked[pool.role].nodes})
+        pool.pinned().model_copy(
+            update={name: getattr(asked[pool.role], name) for name in ("cluster", "nodes", "price")}
+        )
         for pool in chosen.pools
     )
     served = {each.name: each for each in chosen.scorers}

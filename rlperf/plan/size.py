@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from html import escape
@@ -22,6 +22,7 @@ from rlperf.processes import over_cores
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
+from rlperf.specs.pool import PoolSpec
 from rlperf.specs.short_job import cluster_named
 from rlperf.told import Tell, quiet
 from rlperf.units import human_seconds, human_usd, parse_quantity
@@ -72,6 +73,7 @@ class Sizing:
 
     ``floors`` : of the clusters whose devices can hold the job's engines at all
     ``by`` : what was least of those that meet it: USD per rl_step, where all have a price, else devices
+    ``unpriced`` : clusters that were tried, or that their rollout stands on, and that have no price
     """
 
     target: SizeTarget
@@ -80,6 +82,7 @@ class Sizing:
     plan: Plan | None
     floors: tuple[Floor, ...] = ()
     by: Literal["usd", "devices"] = "devices"
+    unpriced: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `rlperf size --json` prints it."""
@@ -103,14 +106,13 @@ class Sizing:
         if self.best is None:
             return "none"
         words = f"{self.best.nodes} node{'s' if self.best.nodes > 1 else ''} of {self.best.cluster}"
-        unpriced = sorted({row.cluster for row in self.rows if row.rl_step_s is not None and row.usd_per_step is None})
         if self.by == "usd":
             return f"{words}: the cheapest{self._ties}"
         several = len({row.cluster for row in self.rows}) > 1
         if not several:
             return f"{words}: the fewest devices"
-        lack = f"{' and '.join(unpriced)} {'has' if len(unpriced) == 1 else 'have'} no price"
-        how = f"--price {','.join(f'{name}=...' for name in unpriced)} in USD per device and hour"
+        lack = f"{' and '.join(self.unpriced)} {'has' if len(self.unpriced) == 1 else 'have'} no price"
+        how = f"--price {','.join(f'{name}=...' for name in self.unpriced)} in USD per device and hour"
         return f"{words}: the fewest devices; which is cheapest is not known, as {lack} (give {how})"
 
     @property
@@ -245,7 +247,7 @@ def size_job(
     if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
     offered = _offered(job, clusters)
-    _check(offered, target, ask)
+    unpriced = _check(offered, target, ask)
     jobs = {asked.cluster: asked for asked in offered}
     search = partial(_searched, target=target, ask=ask, most_nodes=most_nodes)
     found = over_cores(search, jobs, report or quiet, each=most_nodes.bit_length())
@@ -254,7 +256,7 @@ def size_job(
     meeting = [(row, tried.plans[row.nodes]) for tried in found for row in tried.rows if row.meets]
     meeting = [(row, plan) for row, plan in meeting if not row.off_path] or meeting
     if not meeting:
-        return Sizing(target, rows, None, None, floors)
+        return Sizing(target, rows, None, None, floors, unpriced=unpriced)
     priced = all(row.usd_per_step is not None for row in rows if row.rl_step_s is not None)
     by: Literal["usd", "devices"] = (
         "usd" if priced and (target.measure == "usd/step" or len(offered) > 1) else "devices"
@@ -262,7 +264,7 @@ def size_job(
     best, plan = min(
         meeting, key=lambda item: (item[0].usd_per_step if by == "usd" else 0.0, item[0].devices, item[0].value)
     )
-    return Sizing(target, rows, best, _in_full(plan, ask), floors, by)
+    return Sizing(target, rows, best, _in_full(plan, ask), floors, by, unpriced)
 
 
 @dataclass(frozen=True)
@@ -299,22 +301,30 @@ def _offered(job: Job, clusters: Sequence[str]) -> list[Job]:
     changes: dict[str, Any] = {}
     if OBJECTIVES[job.objective.minimize].needs_price:  # of nodes that are paid for, the fastest plan is cheapest
         changes["objective"] = job.objective.model_copy(update={"minimize": "step_time"})
+    changes["pools"] = tuple(_priced(pool, prices) for pool in job.pools)
     return [job.model_copy(update={**changes, "cluster": name, "price": usd}) for name, usd in prices.items()]
 
 
-def _check(offered: Sequence[Job], target: SizeTarget, ask: Asked) -> None:
-    """Everything that is wrong with any cluster, before the first is planned: a plan takes seconds."""
+def _priced(pool: PoolSpec, prices: Mapping[str, float | None]) -> PoolSpec:
+    """A pool at the price that is given for the cluster of its own, if any."""
+    usd = None if pool.cluster is None else prices.get(cluster_named(pool.cluster))
+    return pool if usd is None else pool.model_copy(update={"price": usd})
+
+
+def _check(offered: Sequence[Job], target: SizeTarget, ask: Asked) -> tuple[str, ...]:
+    """Everything that is wrong with any cluster, before the first is planned; what has no price, where none is due."""
     problems: list[Problem] = []
+    unpriced: set[str] = set()
     for job in offered:
         try:
-            context, _ = ask(job.model_copy(update={"nodes": 1}))
-            apart = context.rollout_hardware.cluster.devices if context.own_rollout else 0
-            if target.measure == "usd/step" and context.usd_per_s(apart, context.cluster.devices) is None:
-                problems.append(_no_price(job.cluster))
+            unpriced.update(ask(job.model_copy(update={"nodes": 1}))[0].unpriced)
         except SpecError as error:
             problems += error.problems
+    if target.measure == "usd/step":
+        problems += map(_no_price, sorted(unpriced))
     if problems:
         raise SpecError(dict.fromkeys(problems))
+    return tuple(sorted(unpriced))
 
 
 def _no_price(cluster: str) -> Problem:
@@ -416,12 +426,8 @@ class _Tried:
         apart = context.rollout_hardware.cluster.devices if context.own_rollout else 0
         usd_per_s = context.usd_per_s(apart, devices)
         usd = None if usd_per_s is None else usd_per_s * step_s
-        if self.target.measure == "usd/step":
-            if usd is None:
-                raise SpecError(_no_price(cluster))
-            value = usd
-        else:
-            value = self.target.value(plan)
+        value = usd if self.target.measure == "usd/step" else self.target.value(plan)
+        assert value is not None  # `_check` has refused USD without a price
         meets, note = value <= self.target.limit, _off_path(plan)
         return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, meets, note, bool(note)), plan
 

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.speculation import DraftSetting
-from rlperf.units import NonNegativeInt, PositiveInt
+from rlperf.units import NonNegativeInt, PositiveInt, UsdPerHour
 
 Role = Literal["rollout", "trainer", "reference", "reward", "critic"]
 Placement = Literal["own", "shared"]
@@ -391,6 +391,7 @@ class PoolSpec(Frozen):
     devices: Counts | None = None
     cluster: str | None = Field(None, description="a cluster of its own for this pool (rollout only, own devices)")
     nodes: PositiveInt | None = Field(None, description="nodes of that cluster; default: what devices fill")
+    price: UsdPerHour | None = Field(None, gt=0, description="of its devices, each per hour; overrides the cluster's")
     placement: Placement | None = Field(
         None, description="of a critic: own, on devices beside the trainer's; default: shared, the trainer's in turn"
     )
@@ -415,6 +416,8 @@ class PoolSpec(Frozen):
     def _settings_fit_the_role(self) -> PoolSpec:
         if self.cluster is not None and self.role != "rollout":
             raise ValueError("only the rollout pool can stand on a cluster of its own")
+        if self.price is not None and self.cluster is None:
+            raise ValueError("price is of a cluster of the pool's own; the job's is price of the job")
         stated = self.settings.stated()
         given = [a.name for a in ATTRIBUTES if a.name in stated and not a.belongs_to(self.role)]
         if given:

@@ -180,6 +180,12 @@ class Context:
             return None
         return (rollout * (prices[0] or 0.0) + trainer * (prices[1] or 0.0)) / 3600.0
 
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Clusters that nothing says a price of."""
+        used = (self.hardware, self.rollout_hardware)
+        return tuple(dict.fromkeys(each.cluster.name for each in used if self._price(each) is None))
+
     def _price(self, hardware: Hardware) -> float | None:
         if hardware is self.hardware and self.job.price is not None:
             return self.job.price
@@ -318,6 +324,8 @@ def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardwa
     if pool.cluster is None:
         return shared
     cluster = load_cluster(pool.cluster, nodes=pool.nodes, folder=folder)
+    if pool.price is not None:
+        cluster = cluster.model_copy(update={"price": pool.price})
     if pool.nodes is None and pool.devices:
         cluster = cluster.model_copy(update={"nodes": -(-max(pool.devices) // cluster.devices_per_node)})
     return load_hardware(cluster.device, cluster, folder=folder)

@@ -77,10 +77,8 @@ def contradictions(
     found = []
     found += [] if engines is None else _without_unit(job, "rollout", engines.device, document)
     found += [] if trained is None else _without_unit(job, "trainer", trained.device, document)
-    priced = job.price is not None or (cluster is not None and cluster.price is not None)
-    if not priced and (OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None):
-        hint = "add price: '2.50 USD/h' (per device) to the job or cluster"
-        found.append(_Where(document)("USD without a price", hint, "objective"))
+    if OBJECTIVES[job.objective.minimize].needs_price or job.limits.usd_per_step is not None:
+        found += _without_price(job, cluster, engines, _Where(document))
     for index, task in enumerate(job.tasks):
         found += _task_contradictions(job, task, _Where(document, "tasks", index))
     for index, pool in enumerate(job.pools):
@@ -92,6 +90,19 @@ def contradictions(
         who = " and ".join(["the scorers take"] * (least > 0) + ["the critic takes"] * (critic > 0))
         where, hint = "scorers" if least else "pools", "lower their devices, or raise nodes"
         found.append(_Where(document)(f"{who} all {cluster.devices} devices of the cluster", hint, where))
+    return found
+
+
+def _without_price(job: Job, cluster: Cluster | None, engines: Hardware | None, problem: _Where) -> list[Problem]:
+    """USD where the devices of a cluster have no price."""
+    found, pool = [], job.pool("rollout")
+    add = "add price: '2.50 USD/h' (per device) to the"
+    if job.price is None and (cluster is None or cluster.price is None):
+        found.append(problem("USD without a price", f"{add} job or cluster", "objective"))
+    if pool.cluster is not None and (engines is None or engines.cluster.price is None):
+        found.append(
+            problem(f"USD without a price of {pool.cluster}", f"{add} rollout pool or its cluster", "objective")
+        )
     return found
 
 

@@ -37,7 +37,7 @@ def test_its_devices_have_a_price_of_their_own() -> None:
         ask(job().model_validate({**job().stated(), **usd}))
     context = ask(job().model_validate({**job(price="1 USD/h").stated(), **usd})).context
     assert context.usd_per_s(8, 16) == pytest.approx((8 * 1.0 + 16 * 2.5) / 3600.0)
-    with pytest.raises(SpecError, match="price is of a cluster of the pool's own"):
+    with pytest.raises(ValueError, match="price is of a cluster of the pool's own"):
         job(cluster=None, price="1 USD/h")
 
 

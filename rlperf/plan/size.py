@@ -92,6 +92,7 @@ class Sizing:
             "rows": [asdict(row) for row in self.rows],
             "best": None if self.best is None else asdict(self.best),
             "by": self.by,
+            "unpriced": list(self.unpriced),
             "floors": [asdict(floor) for floor in self.floors],
             "plan": None if self.plan is None else self.plan.to_dict(),
         }

@@ -382,6 +382,26 @@ def test_scorers_that_files_cannot_say_together_are_refused_before_planning(
         ask(job, to_plan=True)
 
 
+@pytest.mark.parametrize(
+    ("framework", "scorer", "words"),
+    [
+        ("verl", {"kind": "teacher", "placement": "shared"}, "for a teacher on the trainer's devices.*placement: own"),
+        ("slime", {"kind": "reward"}, "slime main has no keys for a reward model.*verl or nemo_rl or openrlhf"),
+        ("nemo_rl", {"kind": "judge", "placement": "own"}, "no keys for a judge .framework: verl"),
+        ("openrlhf", {"kind": "reward", "placement": "own"}, "reward model on devices of its own.*placement: shared"),
+    ],
+)
+def test_scorers_that_no_file_can_say_are_refused_before_planning(
+    framework: str, scorer: dict[str, str], words: str
+) -> None:
+    """They were planned, and refused at export; a prediction tells them all the same."""
+    named = {"framework": framework, "scorers": [{"name": "s", **scorer}], "pools": [], "modes": ["colocated"]}
+    job = Job.model_validate({**JOB, "trainer_backends": [], **named})
+    with pytest.raises(SpecError, match=words):
+        ask(job, to_plan=True)
+    assert ask(job, to_plan=False).context.scorers
+
+
 def test_teachers_of_one_pool_fill_nodes_together() -> None:
     """`distillation.nnodes` x `n_gpus_per_node` holds all of them: eight and four leave part of a node."""
     facts, teachers = framework_facts("verl"), [Scorer.model_validate(each) for each in TEACHERS]

@@ -19,7 +19,7 @@ from rlperf.frameworks.old_policy import in_its_files
 from rlperf.frameworks.readback import USUAL
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Ref, RolloutRun, Run, TrainerRun, ref
-from rlperf.frameworks.scorer_keys import unsayable_scorers, ways_of
+from rlperf.frameworks.scorer_keys import homeless_scorers, unsayable_scorers, ways_of
 from rlperf.plan.question.context import engine_named, keys_of, with_trainers
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -159,10 +159,15 @@ def _without_unsayable(job: Job, facts: FrameworkFacts) -> Job:
     return job.model_copy(update={"pools": tuple(pools), "tasks": tasks})
 
 
+def _together(job: Job) -> set[bool]:
+    """Whether all roles are on the trainer's devices, in the modes that it leaves open."""
+    takes_turns = job.algorithm == "ppo" and not job.pool("critic").apart
+    return {takes_turns or MODES[mode].shares_devices for mode in job.modes}
+
+
 def _with_sayable_placements(job: Job, facts: FrameworkFacts) -> Job:
     """The job with its scorers where files have keys for them; of one that files know nowhere, as it was."""
-    takes_turns = job.algorithm == "ppo" and not job.pool("critic").apart
-    modes = {takes_turns or MODES[mode].shares_devices for mode in job.modes}
+    modes = _together(job)
     targets = [Target(key_table(facts.name), facts.version, backend) for backend in facts.backends]
     found = []
     for scorer in job.scorers:
@@ -211,7 +216,9 @@ def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
             message = f"{facts.name} {facts.version} has no key for partial rollouts (over_provision {asked_for})"
             hint = "its rl_steps wait for every response: leave it out, or name slime or miles"
             found.append(Problem(message, suggestion=hint))
-    found += unsayable_scorers(job.scorers, facts.name, [Target(table, facts.version, each) for each in facts.backends])
+    targets = [Target(table, facts.version, each) for each in facts.backends]
+    found += unsayable_scorers(job.scorers, facts.name, targets)
+    found += homeless_scorers(job.scorers, facts.name, targets, _together(job))
     spot = job.run.spot if job.run else None
     if spot is not None and spot.pools == "rollout" and not _says(job, facts, ELASTIC):
         message = (

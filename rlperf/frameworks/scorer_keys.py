@@ -260,10 +260,9 @@ def scorer_settings(run: Run, framework: str, target: Target, beside: Collection
         made = way.settings(scorers, target, run.devices_per_node) if way else None
         taken = {setting.key for setting in found}
         if made is None or any(not target.has(s.key) or s.key in taken for s in made):
-            where = "devices of its own" if scorer.placement == "own" else "the trainer's devices"
             nearest = "".join(f"; nearest: placement: {other}" for other in ways if way is None)
             second = made and taken & {s.key for s in made}
-            why = "a second of its kind" if second else f"{where}: {scorer.devices}{nearest}"
+            why = "a second of its kind" if second else f"{_WHERE[scorer.placement]}: {scorer.devices}{nearest}"
             raise ExportError(
                 "a scorer has no keys", f"{framework}=={target.version}", {f"{scorer.kind} {scorer.name}": why}
             )
@@ -292,6 +291,32 @@ def _alike(run: Run, framework: str, target: Target) -> list[list[ScorerRun]]:
         way = next((way for way in ways if way.placement == scorer.placement), None)
         found.setdefault(scorer.kind if way and way.entry else scorer.name, []).append(scorer)
     return [*found.values()]
+
+
+_CALLED: dict[ScorerKind, str] = {"reward": "reward model"}
+_WHERE: dict[Placement, str] = {"own": "devices of its own", "shared": "the trainer's devices"}
+
+
+def homeless_scorers(
+    scorers: Sequence[Scorer], framework: str, targets: Sequence[Target], together: Collection[bool]
+) -> list[Problem]:
+    """Scorers that no file of a framework can say, of their kind or on such devices: refused before planning.
+
+    ``together``: whether all roles are on the trainer's devices, in the modes that a job leaves open
+    """
+    found = []
+    for one in scorers:
+        ways = [way for target in targets for both in together
+                for way in ways_of(one.kind, framework, target, together=both)]  # fmt: skip
+        had = dict.fromkeys(way.placement for way in ways)
+        if any(placement in had for placement in one.placement):
+            continue
+        kind, where = _CALLED.get(one.kind, one.kind), f" on {_WHERE[one.placement[0]]}" if had else ""
+        others = [name for name, all_ways in SCORER_KEYS.items() if any(one.kind in way.kinds for way in all_ways)]
+        hint = f"placement: {' or '.join(had)}" if had else f"framework: {' or '.join(others)}"
+        message = f"scorer {one.name}: {framework} {targets[0].version} has no keys for a {kind}{where}"
+        found.append(Problem(message, suggestion=f"{hint}; `rlperf predict` tells it as it stands"))
+    return found
 
 
 def unsayable_scorers(scorers: Sequence[Scorer], framework: str, targets: Sequence[Target]) -> list[Problem]:

@@ -15,7 +15,7 @@ from rlperf.frameworks.expressible import as_framework_runs, native_backends, un
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict
 from rlperf.plan.answer.baseline import DefaultsOf
-from rlperf.plan.answer.phases import judge_phase
+from rlperf.plan.answer.phases import judge_phase, phases_of
 from rlperf.plan.answer.plan import Plan, Prediction
 from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
@@ -124,8 +124,7 @@ def ask(
         document, folder = read_job_document(path), folder_of(path)
         if plan := plan_in(document):
             named = plan.job.of_task(task).tasks[0].name
-            phase = next(phase for phase in plan.phases if named in phase.tasks)
-            return ask(job_of_plan(plan, phase), folder=folder, to_plan=to_plan)
+            return ask(job_of_plan(plan, phases_of(plan, named)[0]), folder=folder, to_plan=to_plan)
         job = validate(document, Job)
     job = anchored(job, folder or Path())
     job = job if task is None else job.of_task(task)
@@ -210,10 +209,9 @@ def judge(
         assert not isinstance(asked, Plan)
         question = ask(asked, task=task)
         return (question.job, *predict.predicted(question.context, facts=question.facts))
-    named = None if task is None else plan.job.of_task(task).tasks[0].name
-    phases = [each for each in plan.phases if named is None or named in each.tasks]
+    phases = phases_of(plan, task)
     if not 1 <= phase <= len(phases):
-        raise SpecError(f"there is no phase {phase}{f' of {named}' if named else ''}: the plan has {len(phases)}")
+        raise SpecError(f"there is no phase {phase}{f' of {task}' if task else ''}: the plan has {len(phases)}")
     return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, phases[phase - 1]))
 
 

@@ -64,14 +64,14 @@ def explain(
     scale : numbers of devices; a job is predicted at each, of several logs it is one each
     floor : smallest share of an rl_step to report
     token_s : seconds per generated token, for recordings of lengths only [s]
-    task : which one of a job that has several
+    task : which one of a job that has several; of a plan, what takes the most time of it, default: of all
 
     Raises
     ------
     SpecError : files that are missing or say nothing, numbers of devices that do not fit
     """
     if isinstance(source, Plan):
-        return _of_plan(source, ask(source.job), floor)
+        return _of_plan(source, ask(source.job), floor, task)
     if isinstance(source, Job | Mapping):
         return _of_job(source if isinstance(source, Job) else job_of(source, {}), None, scale, floor, task)
     paths = listed(source)
@@ -85,12 +85,12 @@ def explain(
         folder = folder_of(paths[0])
         if plan is None or scale:
             return _of_job(paths[0], folder, scale, floor, task)
-        return _of_plan(plan, ask(plan.job, folder=folder), floor)
+        return _of_plan(plan, ask(plan.job, folder=folder), floor, task)
     return _of_files(paths, tuple(scale), floor, token_s)
 
 
-def _of_plan(plan: Plan, question: Question, floor: float) -> Explained:
-    steps, notes = steps_of_plan(plan, question.context)
+def _of_plan(plan: Plan, question: Question, floor: float, task: str | None) -> Explained:
+    steps, notes = steps_of_plan(plan, question.context, task)
     return Explained(feasible(explain_prediction(steps, floor=floor, notes=notes), question))
 
 

@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from rlperf import explaining
 from rlperf.api import Question, ask
 from rlperf.cli.explain import _print, explain
 from rlperf.diagnose import graph as g
@@ -21,6 +22,7 @@ from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import SpecError
 from rlperf.explaining import feasible
 from rlperf.frameworks.adapter import framework_facts
+from rlperf.plan.answer.phases import phases_of
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.predict import evaluate_job, predict_job
 from rlperf.plan.question.pool import BatchSettings
@@ -159,6 +161,12 @@ def test_a_plan_is_explained_like_its_job(colocated: tuple[Question, Path], step
     )  # fmt: skip
     found, notes = steps_of_plan(plan, ask(plan.job).context)
     assert notes == ()
+    longer = phase.model_copy(update={"tasks": ("code",), "rl_steps": (0, 9)})
+    tasks = (*plan.job.tasks, plan.job.tasks[0].model_copy(update={"name": "code"}))
+    both = plan.model_copy(update={"job": plan.job.model_copy(update={"tasks": tasks}), "phases": (phase, longer)})
+    assert [each.tasks for each in phases_of(both, "math")] == [("math",)], "explain took no notice of --task"
+    with pytest.raises(SpecError, match="the job has no task 'maths'"):
+        explaining.explain(both, task="maths")
     assert found.graph().rl_step_s() == pytest.approx(steps.graph().rl_step_s(), rel=1e-12)
     wrong = phase.model_copy(update={"settings": settings.model_copy(update={"group_size": 3})})
     with pytest.raises(SpecError, match="none that its job allows"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.answer.phases import evaluate_phase
+from rlperf.plan.answer.phases import evaluate_phase, phases_of
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import step_view
@@ -22,9 +22,12 @@ def steps_of_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
     return PredictedSteps.of(evaluation), (*_waits(evaluation), *(f"filled in: {text}" for text in filled))
 
 
-def steps_of_plan(plan: Plan, context: Context) -> tuple[PredictedSteps, tuple[str, ...]]:
-    """Predicted rl_steps of the phase of a plan that takes the most time; ``context``: of its job."""
-    phase = max(plan.phases, key=lambda p: p.predicted.rl_step_s * (p.rl_steps[1] - p.rl_steps[0] + 1))
+def steps_of_plan(plan: Plan, context: Context, task: str | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
+    """Predicted rl_steps of the phase of a plan (that runs ``task``) that takes the most time.
+
+    ``context`` : of its job
+    """
+    phase = max(phases_of(plan, task), key=lambda p: p.predicted.rl_step_s * (p.rl_steps[1] - p.rl_steps[0] + 1))
     _, evaluation = evaluate_phase(context, phase)
     return PredictedSteps.of(evaluation), (*_waits(evaluation), *_phase_note(plan, phase))
 

@@ -8,7 +8,16 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.plan.answer.explain import binding, differences
-from rlperf.plan.answer.plan import GroupTime, ParetoPoint, Phase, PredictedStages, Prediction, RunnerUp, Sensitivity
+from rlperf.plan.answer.plan import (
+    GroupTime,
+    ParetoPoint,
+    Phase,
+    Plan,
+    PredictedStages,
+    Prediction,
+    RunnerUp,
+    Sensitivity,
+)
 from rlperf.plan.answer.prediction import memory_uses, prediction_of
 from rlperf.plan.judge.decisions import Decision, rl_step_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge
@@ -221,6 +230,17 @@ def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> P
             "truncated_fraction": float(weights @ [p.truncated_fraction for p in predicted]),
         }
     )
+
+
+def phases_of(plan: Plan, task: str | None) -> tuple[Phase, ...]:
+    """The phases of a plan that run a task; None: all.
+
+    Raises
+    ------
+    SpecError : the plan's job has no such task
+    """
+    named = None if task is None else plan.job.of_task(task).tasks[0].name
+    return tuple(each for each in plan.phases if named is None or named in each.tasks)
 
 
 def judge_phase(context: Context, phase: Phase) -> tuple[Evaluation, Prediction]:

@@ -271,8 +271,13 @@ def share_of_interval(one: PredictedFigure) -> float:
     >>> round(share_of_interval(below), 2), share_of_interval(replace(below, low=1.05)) > 100.0
     (2.12, True)
     """
+    return float(abs(np.log(one.measured / one.predicted)) / reach_of_interval(one))
+
+
+def reach_of_interval(one: PredictedFigure) -> float:
+    """How far the interval of a figure goes on the side of what was measured, in ln [1]."""
     reach = one.high / one.predicted if one.measured > one.predicted else one.predicted / one.low
-    return float(abs(np.log(one.measured / one.predicted)) / max(np.log(reach), NARROWEST))
+    return max(float(np.log(reach)), NARROWEST)
 
 
 def _with(figures: Sequence[PredictedFigure], spread: Spread) -> tuple[PredictedFigure, ...]:

@@ -11,17 +11,20 @@ import numpy as np
 import yaml
 
 from rlperf.calibrate.engines import engine_text
-from rlperf.calibrate.leave_out import share_of_interval
+from rlperf.calibrate.leave_out import reach_of_interval
 from rlperf.calibrate.leave_out_inference import LEAST, Refits, served_group
 from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.serving_pool import configuration_of, evenly, fit_serving
 from rlperf.calibrate.statistics import weighted_quantile
 from rlperf.calibrate.tables import Table
+from rlperf.layout import FloatArray
 from rlperf.specs.calibration import calibration_names
 from rlperf.specs.engine_calibration import EngineCalibration, GroupFactor, load_engine_calibration
 
 STRANGERS = ("version", "device", "family", "engine")
 """Groups that are left out to tell how much wider a stranger's interval has to be."""
+METRICS = {"tpot_ms": "stranger", "tokens_per_s_per_gpu": "stranger_throughput"}
+"""Metric -> what its strangers' intervals have beside the load's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,36 +47,47 @@ def calibrate_serving(table: Table, *, file: str = "", today: str | None = None)
     fit = fit_serving(fits.served, [one for one in shipped.values() if one.id in found], file=file or table.file)
     # strangers' intervals are those of the fit as yet: what they have to be wider by can be read off
     fits.profiles = fit.engines
-    before = max((one.spread_served.stranger for one in shipped.values() if one.spread_served), default=1.0)
-    stranger = round(max(_stranger(fits) or before, 1.0), 3)
+    strangers = _strangers(fits)
     day = today or date.today().isoformat()
     engines = {
-        name: _widened(fit.engines[one.id], stranger).model_copy(update={"id": f"{name}-{day}", "date": day})
+        name: _widened(fit.engines[one.id], strangers).model_copy(update={"id": f"{name}-{day}", "date": day})
         for name, one in shipped.items()
         if one.id in found
     }
     return ServingProfiles(engines, fit.pooled, len(fits.cases))
 
 
-def _widened(engine: EngineCalibration, stranger: float) -> EngineCalibration:
-    spread = engine.spread_served and engine.spread_served.model_copy(update={"stranger": stranger})
+def _widened(engine: EngineCalibration, strangers: Mapping[str, float]) -> EngineCalibration:
+    spread = engine.spread_served and engine.spread_served.model_copy(update=strangers)
     return engine.model_copy(update={"spread_served": spread})
 
 
-def _stranger(fits: Refits) -> float:
-    """By how much rows left out with their group miss, over half their interval: nine of ten, every kind of group.
+def _strangers(fits: Refits) -> dict[str, float]:
+    r"""Half of what strangers' intervals have beside a load's own, so that of rows left out with their group nine of
+    ten lie inside.
 
-    0 where no group leaves enough rows to fit to.
+    .. math:: |\ln(y / \hat y)| \le \sqrt{h^2 + s^2}, \quad h \text{ half of a row's interval without it}
+
+    Every kind of group counts alike. Nothing where no group leaves enough rows to fit to.
     """
     names = {case.row.row_id: configuration_of(case) for case in fits.cases}
-    shares, weights = [], []
+    beyond: dict[str, list[FloatArray]] = {metric: [] for metric in METRICS}
+    weights: dict[str, list[FloatArray]] = {metric: [] for metric in METRICS}
     for by in STRANGERS:
         rows = Counter(served_group(case, by) for case in fits.cases)
         groups = sorted(name for name in rows if name and len(fits.cases) - rows[name] >= LEAST)
-        figures = [one for name in groups for one in fits.without(by, name).left_out if one.metric == "tpot_ms"]
-        shares.append([share_of_interval(one) for one in figures])
-        weights.append(evenly([names[one.row_id] for one in figures]))
-    return weighted_quantile(np.concatenate(shares), np.concatenate(weights), 0.9) if any(shares) else 0.0
+        found = [one for name in groups for one in fits.without(by, name).left_out]
+        for metric in METRICS:
+            figures = [one for one in found if one.metric == metric]
+            missed = np.asarray([abs(np.log(one.measured / one.predicted)) for one in figures])
+            half = np.asarray([reach_of_interval(one) for one in figures])
+            beyond[metric].append(np.sqrt(np.maximum(missed**2 - half**2, 0.0)))
+            weights[metric].append(evenly([names[one.row_id] for one in figures]))
+    return {
+        field: round(weighted_quantile(every, np.concatenate(weights[metric]), 0.9), 3)
+        for metric, field in METRICS.items()
+        if len(every := np.concatenate(beyond[metric]))
+    }
 
 
 def profile_text(engine: EngineCalibration) -> str:

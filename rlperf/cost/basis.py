@@ -145,5 +145,7 @@ def _spread(
     elif served is not None:
         spread = served.of(load.experts_apart, load.closed_loop, extrapolated)
     if served is not None and engine.strange(hw.device.name, arch.family):
-        return spread.widened(served.stranger)
+        # how far groups differ and what a row misses in its group are independent
+        more = served.stranger_throughput if load.throughput else served.stranger
+        return spread.beside(more / Z95)
     return spread.widened(1.5) if hw.calibration.extrapolated and not engine.factors else spread

@@ -75,8 +75,9 @@ class ServingSpread(Frozen):
     extrapolated: float = Field(1.0, ge=1, description="times as wide in closed loops where a kernel has no table")
     extrapolated_other: float = Field(1.0, ge=1, description="the same of other loads")
     stranger: float = Field(
-        1.0, ge=1, description="times as wide where nobody has served the device, the family, the release or the engine"
+        0.0, ge=0, description="beside it where nobody has served the device, family, release or engine (squares add)"
     )
+    stranger_throughput: float = Field(0.0, ge=0, description="the same of throughput")
     rows: NonNegativeInt = 0
 
     def of(self, experts_apart: bool = False, closed_loop: bool = True, extrapolated: bool = False) -> Spread:

@@ -58,7 +58,25 @@ def test_a_rule_that_engines_of_several_splits_break_is_told_once() -> None:
     })  # fmt: skip
     with pytest.raises(InfeasibleError) as refused:
         plan_job(job)
-    assert (refused.value.nearest_miss or "").count("the vLLM server starts all of its engines on one node") == 1
+    said = refused.value.nearest_miss or ""
+    assert said.count("the vLLM server starts all of its engines on one node") == 1
+    # 256 responses divide by 32 trainers, not by 40: the most nodes that can be used are named
+    assert said.endswith("on 5 of the 6 nodes it is feasible (nodes: 5)")
+    plan_job(job.model_copy(update={"nodes": 5}))
+
+
+def test_of_all_splits_the_trainer_that_misses_memory_by_least_is_told() -> None:
+    """Seven were told, one for every number of devices that an engine left."""
+    job = Job.model_validate({
+        "architecture": "Llama-3.1-70B", "cluster": "dgx_a100", "framework": "verl", "modes": ["one_step_off"],
+        "tasks": [{"name": "t", "workload": "math", "prompts_per_step": 64, "group_size": 8,
+                   "max_response_tokens": 16384}],
+        "limits": {"staleness": 1},
+    })  # fmt: skip
+    with pytest.raises(InfeasibleError) as refused:
+        plan_job(job)
+    said = refused.value.nearest_miss or ""
+    assert (said.count("the leanest trainer"), said.count("the roomiest engine")) == (1, 1)
 
 
 @pytest.mark.parametrize(("stages", "attention", "broken"), [(1, 2, False), (2, 2, True), (2, 1, False)])

@@ -25,7 +25,7 @@ from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
 from rlperf.plan.search.common import Screening, common_layouts
 from rlperf.plan.search.configuration import Configuration
-from rlperf.plan.search.relax import relaxations
+from rlperf.plan.search.relax import fewer_nodes, relaxations
 from rlperf.plan.search.rules import batch_names, uneven_parts
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.split_columns import truncates
@@ -375,9 +375,10 @@ def judged_objective(context: Context, evaluation: Evaluation) -> float:
 def infeasible(
     context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...], screened: Screened
 ) -> InfeasibleError:
-    """What was rejected, the nearest misses, and the smallest set of limits whose relaxation helps."""
+    """What was rejected, the nearest misses, and the smallest set of limits whose relaxation helps, or fewer nodes."""
     rows = sorted(screened.rejected.items(), key=lambda item: -item[1])
-    misses = [*screened.misses, *relaxations(context, task, facts, demands)]
+    helps = relaxations(context, task, facts, demands) or fewer_nodes(context, task, facts, demands)
+    misses = [*screened.misses, *helps]
     return _nothing_fits(context, task, [Rejection(reason, count) for reason, count in rows], misses)
 
 

@@ -1,4 +1,4 @@
-"""Which limits to relax when nothing satisfies all of them: the smallest set that lets a candidate through."""
+"""What would let a candidate through where none is left: the smallest set of limits to relax, or fewer nodes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rlperf.specs.job import Limits
 
 LARGEST = 2
 """Sets of at most this many limits are tried."""
+NEAR = 4
+"""So many nodes fewer are tried one by one, then halves."""
 
 
 def relaxations(
@@ -29,6 +31,30 @@ def relaxations(
         if found:
             return found
     return []
+
+
+def fewer_nodes(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, demands: tuple[Demand, ...]
+) -> list[str]:
+    """The most of fewer nodes that the task can be planned on, in words: a batch need not divide by all of them."""
+    nodes = context.cluster.nodes
+    if any(pool.devices for pool in context.job.pools):
+        return []
+    halves = [nodes >> k for k in range(1, nodes.bit_length())]
+    for fewer in sorted({*range(max(nodes - NEAR, 1), nodes), *halves}, reverse=True):
+        if screen(_on(context, fewer), task, demands, facts, keep=1).configurations:
+            return [f"on {fewer} of the {nodes} nodes it is feasible (nodes: {fewer})"]
+    return []
+
+
+def _on(context: Context, nodes: int) -> Context:
+    hardware = replace(context.hardware, cluster=context.cluster.model_copy(update={"nodes": nodes}))
+    return replace(
+        context,
+        job=context.job.model_copy(update={"nodes": nodes}),
+        hardware=hardware,
+        rollout_hardware=context.rollout_hardware if context.own_rollout else hardware,
+    )
 
 
 def _stated(limits: Limits) -> list[str]:

@@ -27,6 +27,7 @@ class Tally:
     candidates, rejected : columns and pairs that were refused or costed one by one, and how many fell to what
     combinations : whole configurations among which the best is found
     misses : nearest misses in words
+    leanest, roomiest : of all splits the trainer that misses memory by least, GB and words; engine of the largest cache
     ruled : the framework's rules that engines broke, in words, of the first split that broke them
     limited : of a batch the fastest and the cheapest rl_step that limits alone refuse, (seconds, USD, devices)
     """
@@ -35,6 +36,8 @@ class Tally:
     combinations: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     misses: list[str] = field(default_factory=list)
+    leanest: tuple[float, str] | None = None
+    roomiest: tuple[float, str] | None = None
     ruled: dict[str, str] = field(default_factory=dict)
     limited: dict[Batch, tuple[_Limited, _Limited]] = field(default_factory=dict)
 
@@ -55,8 +58,11 @@ class Tally:
         self.combinations += source.rollout.possible * trainer.count
         ruled = _ruled(source)
         self.ruled = ruled | self.ruled
-        misses = _trainer_misses(source)
-        self.misses += misses if ruled else [*misses, *_rollout_misses(source)] or _reasons(source)
+        trainer_miss, engine_miss = _trainer_miss(source), None if ruled else _engine_miss(source)
+        self.leanest = min(filter(None, (self.leanest, trainer_miss)), default=None)
+        self.roomiest = max(filter(None, (self.roomiest, engine_miss)), default=None)
+        if not (ruled or trainer_miss or engine_miss):
+            self.misses += _reasons(source)
         for one, column, own in zip(source.context.scorers, source.scorers, source.split.scorers, strict=True):
             if column is None:
                 self.misses.append(f"no engine on {own or source.split.trainer} devices holds {one.scorer.name}")
@@ -90,7 +96,8 @@ class Tally:
                 if word == "fastest" or cheapest != fastest:
                     step = f"the {word} rl_step of {batch.prompts} x {batch.group_size}"
                     limited.append(f"{step} takes {human_seconds(taken)}{price}")
-        return tuple(dict.fromkeys([*self.misses, *self.ruled.values(), *limited]))
+        nearest = [one[1] for one in (self.leanest, self.roomiest) if one]
+        return tuple(dict.fromkeys([*self.misses, *nearest, *self.ruled.values(), *limited]))
 
     def _look_at(self, flags: IntArray) -> None:
         self.candidates += len(flags)
@@ -101,17 +108,17 @@ class Tally:
             self.rejected[reason] = self.rejected.get(reason, 0) + count
 
 
-def _trainer_misses(source: SplitColumns) -> list[str]:
-    """The trainer that misses device memory by least, where none fits."""
+def _trainer_miss(source: SplitColumns) -> tuple[float, str] | None:
+    """The trainer that misses device memory by least, where none fits: by how much [GB], and words."""
     trainer, flags = source.trainer, source.trainer_flags
     over = np.flatnonzero(flags == int(Reject.MEMORY))
     if not len(over) or (flags == 0).any():
-        return []
+        return None
     least = over[np.argmin(trainer.peak_bytes[over])]
     limit = peak_limit(source.context, source.context.trainers[int(trainer.backend[least])])
-    more = (trainer.peak_bytes[least] - limit) / 1e9
+    more = float(trainer.peak_bytes[least] - limit) / 1e9
     words = layout_words(trainer.layout.take(least).values())
-    return [f"the leanest trainer ({words}) needs {more:.1f} GB more per device"]
+    return more, f"the leanest trainer ({words}) needs {more:.1f} GB more per device"
 
 
 def _ruled(source: SplitColumns) -> dict[str, str]:
@@ -123,14 +130,14 @@ def _ruled(source: SplitColumns) -> dict[str, str]:
     return {rule: f"engines that fit are none of {rules.facts.name}'s: {words}" for rule, words in found.items()}
 
 
-def _rollout_misses(source: SplitColumns) -> list[str]:
-    """The engine with the largest cache, where none is left."""
+def _engine_miss(source: SplitColumns) -> tuple[float, str] | None:
+    """The engine with the largest cache, where none is left: its tokens, and words."""
     rollout, flags = source.rollout, source.rollout_flags
     short = np.flatnonzero((flags == int(Reject.KV)) | (flags == int(Reject.MEMORY)))
     if not len(short) or (flags == 0).any():
-        return []
-    most = short[np.argmax(rollout.kv_tokens[short])]
-    return [f"the roomiest engine caches {rollout.kv_tokens[most]:,.0f} tokens"]
+        return None
+    most = float(rollout.kv_tokens[short].max())
+    return most, f"the roomiest engine caches {most:,.0f} tokens"
 
 
 def _reasons(source: SplitColumns) -> list[str]:

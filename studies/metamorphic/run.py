@@ -192,8 +192,10 @@ def more_batches(random: Random) -> Pair:
 
 
 def more_nodes(random: Random) -> Pair:
-    """Some nodes, and more of them."""
+    """Some nodes, and more of them; not with TRL's server, which leaves trainers that need not divide the batch."""
     data = job(random)
+    while data["framework"] == "trl" and not MODES[data["modes"][0]].shares_devices:
+        data = job(random)
     more = data["nodes"] + random.choice([1, 2, data["nodes"]])
     return Pair("nodes", f"{data['nodes']} -> {more}", data, {**data, "nodes": more})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 import rlperf
-from rlperf.cli.profiles import show
+from rlperf.cli.profiles import KINDS, _names, show
 from rlperf.errors import SpecError
 from rlperf.specs import profiles
 from rlperf.specs.cluster import Device
@@ -237,6 +238,14 @@ def test_a_cluster_of_an_unknown_device_is_refused(tmp_path: Path) -> None:
     path.write_text(text.replace("ib_ndr", "ib_ndx"))
     with pytest.raises(SpecError, match="did you mean ib_"):
         load_cluster(path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "architectures"])
+def test_what_the_command_lists_it_shows(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Engines, frameworks and jobs were listed, and refused with "see rlperf profiles list"."""
+    for name in _names(kind):
+        show(name, as_json=True)
+        assert f"{json.loads(capsys.readouterr().out)['kind']}s" == kind.rpartition("/")[2]
 
 
 def test_a_wheel_keeps_profiles_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,9 @@ def show(
     from pydantic import BaseModel
 
     from rlperf.specs import profiles
+    from rlperf.specs.engine_calibration import load_engine_calibration
+    from rlperf.specs.presets import preset
+    from rlperf.specs.rl_calibration import load_framework_calibration
     from rlperf.specs.trainer_calibration import load_trainer
 
     loaders: dict[str, Callable[[str], BaseModel]] = {
@@ -73,6 +76,9 @@ def show(
         "link": profiles.load_link,
         "architecture": profiles.load_architecture,
         "trainer": load_trainer,
+        "engine": load_engine_calibration,
+        "framework": load_framework_calibration,
+        "job": preset,
     }
     failures: list[Problem] = []
     for kind, load in loaders.items():
@@ -89,7 +95,7 @@ def show(
         profiles.load_architecture(name)  # a file that is there, and what is wrong with it
     near = {problem.suggestion for problem in failures if problem.suggestion and "mean" in problem.suggestion}
     hint = "; ".join(sorted(near)) or "see rlperf profiles list"
-    raise SpecError(f"no device, cluster, link, architecture or trainer is named {name!r} ({hint})")
+    raise SpecError(f"no {', '.join([*loaders][:-1])} or {[*loaders][-1]} is named {name!r} ({hint})")
 
 
 def _print(kind: str, spec: object, as_json: bool, assumed: str) -> None:

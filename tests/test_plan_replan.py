@@ -156,7 +156,7 @@ def test_stays_where_nothing_is_better() -> None:
     steady = run(job(), 12, growth=0.0, noise=0.03)
     found = replanned(steady, 12)
     assert found.verdict == "stay"
-    assert found.stay_s * 48 == pytest.approx(steady.truth_s(steady.running, 12, 59), rel=0.08)
+    assert found.stay_s * 48 == pytest.approx(steady.truth_s(steady.running, 12, 59), rel=0.02)
 
 
 @pytest.mark.slow

@@ -35,8 +35,11 @@ from rlperf.workload.sampling import forecast_lengths, sample_lengths
 
 CALIBRATED = 12
 """rl_steps of the log that are judged to calibrate the stages: evenly spread over those recorded."""
-SCENARIOS = 8
-"""Futures of the lengths that stay and switch are compared on."""
+FUTURES, PROMPTS = (8, 32), 2048
+"""Futures of the lengths that stay and switch are compared on: as many as hold so many prompts, within these bounds.
+
+Prompts of one length law scatter (a few hundred of them by 5 % of their mean), and what is told of the rest with them.
+"""
 DRAWS = 2000
 """Draws of the stage errors, spread over the futures."""
 CONFIDENCE = 0.95
@@ -299,7 +302,8 @@ def _futures(
     plan: list[Configuration],
 ) -> list[tuple[Evaluation, Evaluation]]:  # fmt: skip
     """Staying and the plan, judged on the same futures of every group; future k has the same law in all groups."""
-    models = _models(task.source.model, context.job.seed)
+    count = int(np.clip(PROMPTS // running.batch.generated, *FUTURES))
+    models = _models(task.source.model, context.job.seed, count)
     judge = Judge(context, task)
     found = []
     for index, (group, chosen) in enumerate(zip(groups, plan, strict=True)):
@@ -320,10 +324,10 @@ def _futures(
     return found
 
 
-def _models(model: LengthModel, seed: int) -> list[LengthModel]:
+def _models(model: LengthModel, seed: int, count: int) -> list[LengthModel]:
     """Length models with law and trend drawn from their errors."""
     found = []
-    for k in range(SCENARIOS):
+    for k in range(count):
         random = np.random.default_rng([seed, 1, k])
         drift = model.drift
         if drift.trend:
@@ -337,7 +341,7 @@ def _totals(
     groups: list[tuple[int, int]],
 ) -> tuple[_Total, _Total]:  # fmt: skip
     """Objective of staying and of the plan over all groups, the same draws for both."""
-    rows = np.arange(DRAWS) % SCENARIOS
+    rows = np.arange(DRAWS) % len(futures[0][0].demand.tables)
     totals, seconds = [np.zeros(DRAWS), np.zeros(DRAWS)], [0.0, 0.0]
     counts = np.array([last - first + 1 for first, last in groups], dtype=np.float64)
     before: Configuration = futures[0][0].configuration

@@ -11,9 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rlperf.api import ask
+from rlperf.cli.audited import assumed_lines
 from rlperf.cli.compare import _configuration, _job
 from rlperf.cli.main import app
-from rlperf.frameworks.export import export_run
+from rlperf.frameworks.export import export_run, plan_texts
+from rlperf.frameworks.imports import import_config
+from rlperf.frameworks.imports import job_of as job_of_config
 from rlperf.frameworks.registry import adapter_of
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import compare_jobs, job_of_plan
@@ -122,6 +125,29 @@ def test_a_configuration_is_compared_on_the_other_sides_cluster(tmp_path: Path) 
     alone = _configuration(config, None, None, None)
     assert alone.question.context.job.cluster == "dgx_h100"
     assert alone.taken == ("cluster dgx_h100", "workload math")
+
+
+def test_the_header_of_an_exported_plan_names_its_cluster(tmp_path: Path) -> None:
+    """No key does: elsewhere the file of a plan for A100 was audited, imported and compared on H100."""
+    from rlperf.plan.planner import plan_job
+
+    path = write(tmp_path, "job")
+    path.write_text(path.read_text().replace("dgx_h100", "dgx_a100"))
+    question = ask(path)
+    plan = plan_job(question.context, facts=question.facts)
+    text = plan_texts(plan)["config.yaml"]
+    assert "\n# Planned for dgx_a100: 8 x a100_80g_sxm; lengths of math.\n" in text, text[:400]
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    imported = import_config([config])
+    assert job_of_config(imported).cluster == "dgx_a100"
+    assert job_of_config(imported, cluster="dgx_h200").cluster == "dgx_h200"
+    assert assumed_lines(imported, None, "math") == ["assumed: cluster dgx_a100, as the file's header says"]
+    assert _configuration(config, _job(write(tmp_path, "other"), None), None, "math").taken == (
+        "cluster dgx_a100, as its header says",
+    )
+    config.write_text(text.replace("for dgx_a100:", "for nobody_knows:"))
+    assert assumed_lines(import_config([config]), None, "math") == ["assumed: cluster dgx_h100"]
 
 
 def test_wrong_files_are_named(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def audit(
         screen.print(describe(found.imported), soft_wrap=True)
         for line in report(found):
             screen.print(line, soft_wrap=True, markup=False)
-        for line in assumed_lines(cluster, workload or rollouts):
+        for line in assumed_lines(found.imported, cluster, workload or rollouts):
             screen.print(line)
         unknown = UNCHECKED if found.imported.run.wrong else UNPREDICTED
         screen.print({True: "passes", False: "does not pass", None: unknown}[passes], soft_wrap=True)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from rlperf.frameworks.imports import Imported
+
 Config = Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")]
 Framework = Annotated[str | None, typer.Option(help="Framework (==version); default: recognised.")]
-ClusterName = Annotated[str | None, typer.Option(help="Cluster that it runs on; default: dgx_h100, assumed.")]
+ClusterName = Annotated[
+    str | None, typer.Option(help="Cluster that it runs on; default: its header says, or dgx_h100.")
+]
 ArchitectureName = Annotated[str | None, typer.Option(help="Name or config.json, if the path does not say.")]
 WorkloadName = Annotated[str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")]
 Log = Annotated[Path | None, typer.Option(help="Step metrics of the run: console, JSONL, CSV, tfevents.")]
@@ -17,11 +22,11 @@ Rollouts = Annotated[Path | None, typer.Option(help="Rollout dump of the run, fo
 AlsoPlan = Annotated[bool, typer.Option(help="Also ask the planner for the best on the same hardware.")]
 
 
-def assumed_lines(cluster: str | None, lengths: str | Path | None) -> list[str]:
-    """Lines that say what stands for names that were not given; ``lengths``: a workload, or rollouts of the run.
+def assumed_lines(imported: Imported, cluster: str | None, lengths: str | Path | None) -> list[str]:
+    """Lines that say what stands for names that were not given; ``lengths``: a workload, or rollouts of the run."""
+    from rlperf.frameworks.imports import DEFAULT_CLUSTER, planned_cluster
 
-    >>> assumed_lines("dgx_h200", None)
-    ['assumed: workload math']
-    """
-    defaults = (("cluster dgx_h100", cluster), ("workload math", lengths))
+    planned = planned_cluster(imported)
+    named = f"{planned}, as the file's header says" if planned else DEFAULT_CLUSTER
+    defaults = ((f"cluster {named}", cluster), ("workload math", lengths))
     return [f"assumed: {text}" for text, given in defaults if given is None]

@@ -73,24 +73,27 @@ def _job(path: Path, task: str | None) -> _Asked | None:
 
 
 def _configuration(path: Path, other: _Asked | None, cluster: str | None, workload: str | None) -> _Asked:
-    """A framework's configuration as a resolved job, on the other side's cluster and lengths where none are given.
+    """A framework's configuration as a resolved job, where none are given on its header's or the other side's cluster,
+    and the other's lengths.
 
     The file of a plan for A100 was compared on the H100 that an import assumes: 88 % faster than its plan.
     """
     from rlperf.api import ask
-    from rlperf.frameworks.imports import DEFAULT_CLUSTER, DEFAULT_WORKLOAD, import_config, job_of
+    from rlperf.frameworks.imports import DEFAULT_CLUSTER, DEFAULT_WORKLOAD, import_config, job_of, planned_cluster
 
     job = other.question.context.job if other else None
     lengths = job.tasks[0].workload if job and len(job.tasks) == 1 else None
     beside = {"cluster": job.cluster if job else None, "workload": lengths if isinstance(lengths, str) else None}
     named = {name: value for name, value in beside.items() if value and not Path(value).suffix and "/" not in value}
+    imported = import_config([path])
+    whose = dict.fromkeys(named, ", as of the other")
+    if planned := planned_cluster(imported):
+        named["cluster"], whose["cluster"] = planned, ", as its header says"
     given = {"cluster": cluster, "workload": workload}
     usual = {"cluster": DEFAULT_CLUSTER, "workload": DEFAULT_WORKLOAD}
     values = {name: given[name] or named.get(name) or usual[name] for name in usual}
-    taken = tuple(
-        f"{name} {values[name]}{', as of the other' * (name in named)}" for name in usual if given[name] is None
-    )
-    return _Asked(ask(job_of(import_config([path]), **values, name=path.stem)), taken)
+    taken = tuple(f"{name} {values[name]}{whose.get(name, '')}" for name in usual if given[name] is None)
+    return _Asked(ask(job_of(imported, **values, name=path.stem)), taken)
 
 
 def summary_of(found: JobComparison, first: Path, second: Path) -> dict[str, Any]:

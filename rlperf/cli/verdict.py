@@ -52,7 +52,7 @@ def verdict(
         print_json({"schema_version": 1, "verdict": plain, "notes": list(found.notes)})
     else:
         lines = ["no verdict: time could not be predicted", *found.notes] if said is None else lines_of(said)
-        for line in (*lines, *assumed_lines(cluster, workload or rollouts)):
+        for line in (*lines, *assumed_lines(found.imported, cluster, workload or rollouts)):
             console().print(line, soft_wrap=True, markup=False)
     if said is None or not said.normal:
         raise typer.Exit(1)

@@ -55,6 +55,8 @@ class Source:
     """What the launcher (accelerate, torchrun) is told: ``num_processes`` and the like; no keys of the framework."""
     folder: str = ""
     """Where a script goes (``cd``) before it runs the program, as it says it."""
+    planned_for: str = ""
+    """The cluster that an exported file was planned for, as its header names it."""
 
     @property
     def files(self) -> tuple[str, ...]:

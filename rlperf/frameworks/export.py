@@ -26,6 +26,7 @@ from rlperf.plan.question.context import keys_of
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import read_job_document, validate
@@ -367,12 +368,22 @@ def _framework(text: str) -> tuple[Adapter, str]:
     return adapter, key_table(adapter.name).version(asked)
 
 
+def _where(phase: Phase, job: Job) -> str:
+    """The devices that it was planned for, which no key of a framework names (`sources.PLANNED_FOR` reads it)."""
+    pools = {pool.role: f"{pool.devices} x {pool.device}" for pool in phase.pools}
+    shared = len(set(pools.values())) == 1 and MODES[phase.mode].shares_devices
+    devices = next(iter(pools.values())) if shared else ", ".join(f"{role} {each}" for role, each in pools.items())
+    lengths = ", ".join(str(task.workload) for task in job.tasks if task.name in phase.tasks)
+    return f"Planned for {job.cluster}: {devices}; lengths of {lengths}."
+
+
 def _decided(phase: Phase, job: Job) -> list[str]:
     """What was decided and why, as comment lines."""
     said = phase.predicted
     low, high = human_seconds(said.low_s), human_seconds(said.high_s)
     lines = [
         f"Job {job.name}: {', '.join(phase.tasks)}, rl_steps {phase.rl_steps[0]} to {phase.rl_steps[1]}, {phase.mode}.",
+        _where(phase, job),
         f"Predicted: {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high}).",
     ]
     if phase.binds:

@@ -22,6 +22,7 @@ from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
 from rlperf.specs.job import Job
+from rlperf.specs.profiles import load_cluster
 from rlperf.specs.reader import read_document, validate
 
 DEFAULT_CLUSTER = "dgx_h100"
@@ -188,10 +189,19 @@ def with_architecture(imported: Imported, name: str | None) -> Imported:
     return imported if name is None else replace(imported, run=replace(imported.run, architecture=name))
 
 
+def planned_cluster(imported: Imported) -> str | None:
+    """The cluster that the header of an exported file names; None where there is none, or it is not known here."""
+    planned = imported.source.planned_for
+    try:
+        return planned if planned and load_cluster(planned) else None
+    except SpecError:
+        return None
+
+
 def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:
-    """The configuration as a job with pinned pools. GPU type and lengths are not in it: assumed if not given."""
+    """The configuration as a job with pinned pools. GPU type and lengths are no keys of it: assumed if not given."""
     if imported.run.missing:
         raise SpecError([Problem(f"{key} is mandatory and not stated") for key in imported.run.missing])
     if imported.run.wrong:
@@ -204,7 +214,7 @@ def job_of(
         return to_job(
             run,
             framework=imported.framework,
-            cluster=cluster or DEFAULT_CLUSTER,
+            cluster=cluster or planned_cluster(imported) or DEFAULT_CLUSTER,
             workload=workload or DEFAULT_WORKLOAD,
             name=name,
         )

@@ -36,6 +36,8 @@ _LAUNCHER = {
 }
 
 
+PLANNED_FOR = re.compile(r"^# Planned for (\S+): ", re.MULTILINE)
+"""The line of an exported file's header that names its cluster (`rlperf.frameworks.export`)."""
 _KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), or a file of flags"
 
 
@@ -52,6 +54,7 @@ class _Gathered:
     given: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     folder: str = ""
+    planned_for: str = ""
     _sections: set[str] = field(default_factory=set)
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
@@ -76,6 +79,7 @@ class _Gathered:
             dict(self.words),
             dict(self.launcher),
             self.folder,
+            self.planned_for,
         )
 
 
@@ -104,6 +108,8 @@ def read_source(paths: Sequence[Path | str]) -> Source:
 
 def _read_one(path: Path, gathered: _Gathered) -> None:
     text = read_text(path)
+    if planned := PLANNED_FOR.search(text):
+        gathered.planned_for = planned[1]
     if path.suffix in (".yaml", ".yml", ".json"):
         _read_header(text, path, gathered)
         _read_yaml(parse_document(text, str(path)), path, gathered)

@@ -84,6 +84,10 @@ def _codes(words: tuple[str, ...] | None, names: tuple[str, ...], default: list[
 # -- rollout ----------------------------------------------------------------------------------------------------
 
 
+WIDTHS = (1, 2, 4)
+"""Devices inside a scale-up domain that share the attention of a request, where its cache is copied to each."""
+
+
 def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
     """Layouts of rollout replicas on exactly ``shape.devices`` devices, and their `Reject` flags ``[candidates]``.
 
@@ -97,14 +101,16 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
         pipeline_parallel=_axis(choice.pipeline_parallel, [p for p in (1, 2, 4) if shape.devices % p == 0]),
         expert_whole=[0, 1] if moe and not choice.expert_parallel else [0],
         expert_parallel=_axis(choice.expert_parallel, [1]),
-        # the latent cache of MLA is copied to every tensor-parallel device, so engines split requests instead
-        attention=[0] if choice.attention_data_parallel else [0, 1, 2],
+        # the latent cache of MLA is copied to every tensor-parallel device, so engines split requests instead, to the
+        # last device or to a few, on which the heads of a request are computed faster
+        width=[0] if choice.attention_data_parallel else [0, *WIDTHS, shape.domain],
         attention_data_parallel=_axis(choice.attention_data_parallel, [1]),
     )
     tp, pp = columns["tensor_parallel"], columns["pipeline_parallel"]
-    kind, stated = columns.pop("attention"), columns["attention_data_parallel"]
-    adp = np.where((kind == 1) & stack_of(arch).copied_cache, tp, stated)
-    adp = np.where((kind == 2) & (tp > shape.domain), tp // shape.domain, adp)
+    width, stated = columns.pop("width"), columns["attention_data_parallel"]
+    split = np.where(width < shape.domain, stack_of(arch).copied_cache, tp > shape.domain)
+    split &= (width > 0) & (tp % np.maximum(width, 1) == 0)
+    adp = np.where(split, tp // np.maximum(width, 1), stated)
     ep = np.where(columns.pop("expert_whole") == 1, tp, columns["expert_parallel"])
     replica = tp * pp
     dp = np.asarray(choice.data_parallel) if choice.data_parallel else None

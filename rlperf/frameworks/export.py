@@ -28,7 +28,7 @@ from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.own_files import folder_of
-from rlperf.specs.profiles import load_architecture, load_cluster
+from rlperf.specs.profiles import is_path, load_architecture, load_cluster
 from rlperf.specs.reader import read_job_document, validate
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import is_export, write_folder
@@ -373,8 +373,13 @@ def _where(phase: Phase, job: Job) -> str:
     pools = {pool.role: f"{pool.devices} x {pool.device}" for pool in phase.pools}
     shared = len(set(pools.values())) == 1 and MODES[phase.mode].shares_devices
     devices = next(iter(pools.values())) if shared else ", ".join(f"{role} {each}" for role, each in pools.items())
-    lengths = ", ".join(str(task.workload) for task in job.tasks if task.name in phase.tasks)
-    return f"Planned for {job.cluster}: {devices}; lengths of {lengths}."
+    lengths = ", ".join(_named(str(task.workload)) for task in job.tasks if task.name in phase.tasks)
+    return f"Planned for {_named(job.cluster)}: {devices}; lengths of {lengths}."
+
+
+def _named(profile: str) -> str:
+    """A profile's name; of one in a file of its own the file's, for its folder is of this machine."""
+    return Path(profile).name if is_path(profile) else profile
 
 
 def _decided(phase: Phase, job: Job) -> list[str]:

@@ -315,14 +315,14 @@ def _priced(pool: PoolSpec, prices: Mapping[str, float | None]) -> PoolSpec:
 def _check(offered: Sequence[Job], target: SizeTarget, ask: Asked) -> tuple[str, ...]:
     """Everything that is wrong with any cluster, before the first is planned; what has no price, where none is due."""
     problems: list[Problem] = []
-    unpriced: set[str] = set()
+    unpriced: dict[str, None] = {}
     for job in offered:
         try:
-            unpriced.update(ask(job.model_copy(update={"nodes": 1}))[0].unpriced)
+            unpriced |= dict.fromkeys(ask(job.model_copy(update={"nodes": 1}))[0].unpriced)
         except SpecError as error:
             problems += error.problems
     if target.measure == "usd/step":
-        problems += map(_no_price, sorted(unpriced))
+        problems += map(_no_price, unpriced)
     if problems:
         raise SpecError(dict.fromkeys(problems))
     return tuple(sorted(unpriced))

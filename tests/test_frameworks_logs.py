@@ -144,6 +144,13 @@ def test_what_is_no_log_is_said(tmp_path: Path) -> None:
             read_log([tmp_path / name])
 
 
+def test_timers_that_stand_at_nothing_are_no_log(tmp_path: Path) -> None:
+    """A verdict called it faster than expected: 0 s."""
+    (tmp_path / "run.log").write_text("step:1 - timing_s/gen:0.0 - timing_s/step:0.0\n")
+    with pytest.raises(SpecError, match="every timer is 0"):
+        read_log([tmp_path / "run.log"])
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_metric_tables_speak_of_columns_that_exist(framework: str) -> None:
     table = metric_table(framework)

@@ -151,6 +151,8 @@ def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:
     stages = [values for name, values in columns.items() if name.endswith("_s") and name != "rl_step_s"]
     if "rl_step_s" not in columns and stages:
         columns["rl_step_s"] = np.nansum(stages, axis=0)
+    if not np.nansum(columns.get("rl_step_s", np.ones(1))):
+        raise SpecError(Problem("none of its rl_steps takes any time: every timer is 0", source))
     return StepLog.of(steps, framework=framework, source=source, **columns)
 
 

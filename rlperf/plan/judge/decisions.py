@@ -377,7 +377,9 @@ def infeasible(
 ) -> InfeasibleError:
     """What was rejected, the nearest misses, and the smallest set of limits whose relaxation helps, or fewer nodes."""
     rows = sorted(screened.rejected.items(), key=lambda item: -item[1])
-    helps = relaxations(context, task, facts, demands) or fewer_nodes(context, task, facts, demands)
+    helps = relaxations(context, task, facts, demands)
+    if not (helps or screened.lacks_memory):  # fewer nodes would have less of it
+        helps = fewer_nodes(context, task, facts, demands)
     misses = [*screened.misses, *helps]
     return _nothing_fits(context, task, [Rejection(reason, count) for reason, count in rows], misses)
 

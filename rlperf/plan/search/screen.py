@@ -66,6 +66,7 @@ class Screened:
     combinations : whole configurations among which the best was found: every rollout column with every trainer column
         whose degrees are possible at all, in every batch, mode and split. Dominance decides most of them unseen.
     misses : nearest misses in words, for when nothing is left
+    lacks_memory : a trainer or an engine misses memory, wherever none is left
     """
 
     configurations: tuple[Configuration, ...]
@@ -78,6 +79,7 @@ class Screened:
     combinations: int
     rejected: dict[str, int]
     misses: tuple[str, ...]
+    lacks_memory: bool
 
 
 def screen(
@@ -196,6 +198,7 @@ def _kept(context: Context, parts: list[_Part], demands: tuple[Demand, ...], kee
         combinations=tally.combinations,
         rejected=tally.rejected,
         misses=tally.told(),
+        lacks_memory=bool(tally.leanest or tally.roomiest),
     )
 
 

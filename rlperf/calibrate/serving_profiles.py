@@ -17,7 +17,7 @@ from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.serving_pool import configuration_of, evenly, fit_serving
 from rlperf.calibrate.statistics import weighted_quantile
 from rlperf.calibrate.tables import Table
-from rlperf.layout import FloatArray
+from rlperf.calibrate.validate import PredictedFigure
 from rlperf.specs.calibration import calibration_names
 from rlperf.specs.engine_calibration import EngineCalibration, GroupFactor, load_engine_calibration
 
@@ -71,23 +71,28 @@ def _strangers(fits: Refits) -> dict[str, float]:
     Every kind of group counts alike. Nothing where no group leaves enough rows to fit to.
     """
     names = {case.row.row_id: configuration_of(case) for case in fits.cases}
-    beyond: dict[str, list[FloatArray]] = {metric: [] for metric in METRICS}
-    weights: dict[str, list[FloatArray]] = {metric: [] for metric in METRICS}
-    for by in STRANGERS:
-        rows = Counter(served_group(case, by) for case in fits.cases)
-        groups = sorted(name for name in rows if name and len(fits.cases) - rows[name] >= LEAST)
-        found = [one for name in groups for one in fits.without(by, name).left_out]
-        for metric in METRICS:
-            figures = [one for one in found if one.metric == metric]
-            missed = np.asarray([abs(np.log(one.measured / one.predicted)) for one in figures])
-            half = np.asarray([reach_of_interval(one) for one in figures])
-            beyond[metric].append(np.sqrt(np.maximum(missed**2 - half**2, 0.0)))
-            weights[metric].append(evenly([names[one.row_id] for one in figures]))
-    return {
-        field: round(weighted_quantile(every, np.concatenate(weights[metric]), 0.9), 3)
-        for metric, field in METRICS.items()
-        if len(every := np.concatenate(beyond[metric]))
-    }
+    kinds = [_left_out(fits, by) for by in STRANGERS]
+    found = {}
+    for metric, field in METRICS.items():
+        parts = [[one for one in figures if one.metric == metric] for figures in kinds]
+        beyond = np.asarray([_beyond(one) for part in parts for one in part])
+        if len(beyond):
+            weights = np.concatenate([evenly([names[one.row_id] for one in part]) for part in parts])
+            found[field] = round(weighted_quantile(beyond, weights, 0.9), 3)
+    return found
+
+
+def _left_out(fits: Refits, by: str) -> list[PredictedFigure]:
+    """Rows of every group that leaves enough others to fit to, predicted without their group."""
+    rows = Counter(served_group(case, by) for case in fits.cases)
+    groups = sorted(name for name in rows if name and len(fits.cases) - rows[name] >= LEAST)
+    return [one for name in groups for one in fits.without(by, name).left_out]
+
+
+def _beyond(one: PredictedFigure) -> float:
+    """What has to come beside the half of a figure's interval, squares adding, for it to lie inside, in ln [1]."""
+    missed = abs(float(np.log(one.measured / one.predicted)))
+    return float(np.sqrt(max(missed**2 - reach_of_interval(one) ** 2, 0.0)))
 
 
 def profile_text(engine: EngineCalibration) -> str:

@@ -63,7 +63,7 @@ def words(**pairs: str) -> Unit:
 
 
 def computes(unit: Unit = SAME, dtypes: Iterable[str] = ("bf16", "fp16", "fp32")) -> Unit:
-    """Of a key for the precision of training's products that holds no other than these: 8 bits have keys of their own.
+    """Of a key for a precision that holds no other than these; of training's products 8 bits have keys of their own.
 
     >>> computes(words(bf16="bfloat16")).takes == {"bf16", "fp16", "fp32"}
     True

@@ -57,7 +57,7 @@ from rlperf.units import human_seconds
 _STREAMING_ENTRY = "SingleController"
 _WORDS = words(bf16="bfloat16", fp16="float16", fp32="float32")
 _DTYPE = computes(replace(_WORDS, write=lambda value, run: _WORDS.write("bf16" if value == "fp8" else value, run)))
-_PRECISION = replace(_WORDS, takes=frozenset({"bf16", "fp16", "fp32", "fp8"}))
+_PRECISION = computes(_WORDS, ("bf16", "fp16", "fp32", "fp8"))
 """An engine's: vLLM's own dtype, or fp8 that is quantised at load."""
 _FP8 = Unit(
     lambda value, run: "fp8" if value else run.trainer.compute_dtype,

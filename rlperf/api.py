@@ -137,7 +137,7 @@ def ask(
             job.modes, native_backends(job.trainer_backends, facts, folder), engine_named(job)[0], job.algorithm,
             critic_apart=job.pool("critic").apart,
         )  # fmt: skip
-        refused += unsayable(job, facts) if to_plan else []
+        refused += unsayable(job, facts, folder) if to_plan else []
     except SpecError as error:
         refused = list(error.problems)
     problems += [document.problem(("framework",), p.message, p.suggestion) if document else p for p in refused]

@@ -20,6 +20,8 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
 from rlperf.specs.job import Job
+from rlperf.specs.modes import Mode
+from rlperf.specs.pool import PoolSpec
 from studies.round_trip.run import plans
 
 from .framework_samples import SHIPPED, sample_run, with_values
@@ -195,6 +197,32 @@ def test_trl_is_planned_as_it_runs() -> None:
     plan = rlperf.plan_job(_job("trl"))
     trainer = next(pool for pool in plan.phases[0].pools if pool.role == "trainer")
     assert (trainer.settings.parked, trainer.settings.packing) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mode", "requests", "tokens"),
+    [("dgx_h100", "colocated", 1024, 4096), ("dgx_a100", "colocated", 1024, 4096),
+     ("dgx_h100", "disaggregated", 1024, 16384), ("dgx_a100", "disaggregated", 256, 8192)],
+)  # fmt: skip
+def test_the_server_of_trl_has_the_limits_that_vllm_sets_itself_on_its_device(
+    cluster: str, mode: Mode, requests: int, tokens: int
+) -> None:
+    """The server is told neither; of both modes together each keeps its own."""
+    asked = _job("trl", cluster=cluster, modes=[mode])
+    settings = ask(asked).job.pool("rollout").settings.filled()
+    assert (settings.max_running, settings.engine_token_budget) == (requests, tokens)
+    both = ask(asked.model_copy(update={"modes": ("colocated", "disaggregated")})).context.of(mode).job
+    assert both.pool("rollout").settings.filled() == settings
+    other = {"role": "rollout", "settings": {"max_running": requests // 2}}
+    with pytest.raises(SpecError, match=f"no key for rollout.max_running.*as it runs {requests}"):
+        ask(asked.model_copy(update={"pools": (PoolSpec.model_validate(other),)}), to_plan=True)
+    zero: dict[str, Any] = {"run__mode": mode, "trainer__backend": "deepspeed", "trainer__zero_stage": 3}
+    zero |= {"rollout__devices": 8, "rollout__data_parallel": 4} if mode == "disaggregated" else {}
+    for running, told in ((requests, False), (requests // 2, True)):
+        run = _run("trl", rollout__max_running=running, rollout__engine_token_budget=tokens, **zero)
+        lost = [each.asked for each in _written(run, "trl")[0].emission.limitations if "rollout" in each.asked]
+        assert any("max_running" in each for each in lost) == told
+        assert not any("engine_token_budget" in each for each in lost)
 
 
 def test_the_server_of_trl_keeps_its_devices(tmp_path: Path) -> None:

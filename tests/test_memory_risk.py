@@ -123,7 +123,7 @@ def test_the_risk_is_said_in_text_and_json() -> None:
 
 def held(framework: str, backend: str, **options: Any) -> MemoryParts:
     """Memory of an 8B's trainer in a framework, 16k tokens a microbatch."""
-    trainer = trainer_in_framework(load_trainer(backend), load_framework_calibration(framework))
+    trainer = trainer_in_framework(load_trainer(backend), load_framework_calibration(framework, backend))
     layout = Layout.of(data_parallel=8, zero_stage=3, activation_recompute=2)
     batch = Microbatches.of(16384.0, 16384.0 * 2048, 2048.0, 4.0)
     forward = options.pop("forward_only", False)
@@ -141,6 +141,33 @@ def test_logits_of_a_framework_are_counted_from_its_own_loss() -> None:
     assert fused <= 4 * 512 * 151936  # fused kernels never hold them whole
     # AReaL's chunks bound the fp32 part alone
     assert float(held("areal", "fsdp2", chunked_loss=True).logits) == pytest.approx(4 * logits + 4 * 512 * 151936)
+
+
+def test_logits_of_trl_are_its_rows_of_16_bits_but_where_accelerate_widens_them() -> None:
+    """17.4 bytes a logit of any loss left no colocated plan of an 8B with 16k tokens on eight H100."""
+    logits = 16384 * 151936
+    assert [float(held("trl", backend).logits) for backend in ("fsdp2", "deepspeed")] == [6 * logits] * 2
+    assert float(held("trl", "fsdp2", forward_only=True).logits) == 4 * logits
+    plain = load_trainer("ddp").workspace.logit_bytes
+    assert float(held("trl", "ddp").logits) == plain * logits > 16 * logits
+
+
+def test_gradients_of_trl_wait_whole_in_the_16_bits_that_it_reduces() -> None:
+    """Its Trainer reduces FSDP2's gradients with an update's last microbatch; DeepSpeed's with every one."""
+    one = Layout.of(data_parallel=8, zero_stage=3, microbatch=1)
+    beside = {}
+    for backend in ("fsdp2", "deepspeed"):
+        context = ask(job("dense", framework="trl", modes="colocated", trainer_backends=[backend])).context
+        (stack,), task = context.trainers, context.tasks[0]
+        demand = task.source.demand(task.batches[0], None, 0)
+        where = context.site, stack, task.architecture, demand, one, Settings(), 9216, 0
+        plain = stack.framework.training.model_copy(update={"whole_gradients": False})
+        sharded = replace(stack, framework=stack.framework.model_copy(update={"training": plain}))
+        parts = trainer_bytes(*where).parts, trainer_bytes(where[0], sharded, *where[2:]).parts
+        beside[backend] = float(parts[0].communication - parts[1].communication)
+    # of fp32 shards, which exist after the last backward alone
+    assert beside["fsdp2"] == pytest.approx((2.0 - 4.0 / 8.0) * parameters(task.architecture), rel=0.01)
+    assert beside["deepspeed"] == 0.0
 
 
 def bytes_of(name: str, exponent: float | None = None, ranks: int = 32, **settings: Any) -> TrainerBytes:

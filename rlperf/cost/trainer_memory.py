@@ -183,12 +183,13 @@ def whole_gradients(
 ) -> FloatArray:
     r"""Gradients that wait unsharded for an update's last microbatch, :math:`P_{held}\, g` [bytes].
 
-    P parameters trained on the device before ZeRO splits them, g bytes of an accumulated gradient. PyTorch's FSDP2 adds
-    them up in the type of the reduction, fp32 (torch distributed/fsdp/_fully_shard/_fsdp_param.py,
-    to_accumulated_grad_if_needed); FSDP1 in that of the weights, counted as much. Sharded ones exist after the last
-    backward alone.
+    P parameters trained on the device before ZeRO splits them, g bytes of a gradient as it is reduced: in that type
+    PyTorch's FSDP2 adds them up (torch distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed);
+    FSDP1 in that of the weights, counted as much. Sharded ones exist after the last backward alone.
     """
     held = replace(layout, zero_stage=np.minimum(layout.zero_stage, 1))
+    storage = trainer.storage.model_copy(update={"gradient": trainer.storage.reduce})
+    trainer = trainer.model_copy(update={"storage": storage})
     stage = stage_parameters(arch, layout, options.ends, frozen_tower=options.frozen_tower)
     states = _states(arch, trainer, held, stage, options, False)
     return np.asarray(states.first[1] + states.embedding[1] + states.head[1], np.float64)

@@ -18,7 +18,9 @@ from rlperf.frameworks.keyless import keyless_rules, misspelled
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.run import Ref, Run, names_of_rules
 from rlperf.specs.framework import OF_RELEASES, FrameworkFacts, Rule, facts_document, versions_of
+from rlperf.specs.keyless_runs import running
 from rlperf.specs.modes import MODES
+from rlperf.specs.pool import Role
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import Document, problems_of
 from rlperf.specs.rule_expressions import asked_in
@@ -142,11 +144,17 @@ def framework_facts(framework: str, version: str | None = None) -> FrameworkFact
 def read_run(adapter: Adapter, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
     """The run that a source describes, with what the framework runs where it has no key, and the keys understood."""
     run, understood = adapter.read(source, target)
-    for fixed in framework_facts(adapter.name, target.version).runs:
-        group = "rollout" if fixed.role == "rollout" else "trainer"
-        given = {Ref(group, name): value for name, value in fixed.settings.stated().items()}
-        run = run.having({at: value for at, value in given.items() if run.value(at) is None and _asked(at, run)})
+    given = keyless_values(framework_facts(adapter.name, target.version), run)
+    decided = {at: values[0] for at, values in given.items() if len(values) == 1}
+    run = run.having({at: value for at, value in decided.items() if run.value(at) is None and _asked(at, run)})
     return _of_its_kind(run), understood
+
+
+def keyless_values(facts: FrameworkFacts, run: Run) -> dict[Ref, tuple[Value, ...]]:
+    """What may run of settings that no key states, in the mode of a run: several where its devices decide."""
+    roles: tuple[Role, ...] = ("rollout", "trainer")
+    known = ((role, running(facts.runs, role, (run.mode,))) for role in roles)
+    return {Ref(role, name): values for role, given in known for name, values in given.items()}
 
 
 def _of_its_kind(run: Run) -> Run:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, read_run
+from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, keyless_values, read_run
 from rlperf.frameworks.carried import Carried, carried_keys
 from rlperf.frameworks.expressible import check_algorithm
 from rlperf.frameworks.fields import Setting, Target
@@ -209,7 +209,8 @@ def export_run(
     if carried is None:
         # An adapter that changes a run says so; one that says nothing is held to the plan itself.
         meant = adapted if len(emission.limitations) > len(lost) else replace(run, mode=adapted.mode)
-        silent = unstated(meant, read_back(files, adapter, version), emission.limitations, adapter.fields)
+        runs = keyless_values(framework_facts(adapter.name, version), meant)
+        silent = unstated(meant, read_back(files, adapter, version), emission.limitations, adapter.fields, runs)
         emission = replace(emission, limitations=(*emission.limitations, *silent))
     return ExportedPhase(stem, files, emission, unreadable)
 

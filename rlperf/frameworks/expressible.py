@@ -21,10 +21,13 @@ from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Ref, RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.scorer_keys import homeless_scorers, unsayable_scorers, ways_of
 from rlperf.plan.question.context import engine_named, keys_of, with_trainers
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.keyless_runs import running
 from rlperf.specs.modes import MODES, Mode
-from rlperf.specs.pool import TOLD, PoolSpec
+from rlperf.specs.pool import TOLD, PoolSettings, PoolSpec
+from rlperf.specs.profiles import load_cluster, load_device
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 
 PARTIAL, ELASTIC = ref("batch.over_provision"), ref("rollout.elastic")
@@ -37,7 +40,7 @@ def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = Non
     job = with_trainers(job, folder)
     natives = native_backends(job.trainer_backends, facts, folder)
     known = [(name, own) for name, own in zip(job.trainer_backends, natives, strict=True) if own in facts.backends]
-    able = [(name, own) for name, own in known if _can_say(job, facts, own)] or known
+    able = [(name, own) for name, own in known if _can_say(job, facts, own, folder)] or known
     backends = tuple(name for name, _ in able) or job.trainer_backends
     found = job.model_copy(update={"trainer_backends": backends})
     if "engine" not in job.model_fields_set and job.engine not in facts.engines:
@@ -45,8 +48,8 @@ def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = Non
     found = _with_its_modes(found, facts)
     if found.old_policy is None and (said := in_its_files(facts, found.modes)) is not None:
         found = found.model_copy(update={"old_policy": said})
-    found = _with_sayable_placements(_without_unsayable(found, facts), facts)
-    return _counting_apart(_with_keyless_settings(found, facts), facts)
+    found = _with_sayable_placements(_without_unsayable(found, facts, folder), facts)
+    return _counting_apart(_with_keyless_settings(found, facts, folder), facts)
 
 
 def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
@@ -118,15 +121,32 @@ def _with_its_modes(job: Job, facts: FrameworkFacts) -> Job:
     return job.model_copy(update={"modes": tuple(modes) or job.modes, "limits": limits})
 
 
-def _with_keyless_settings(job: Job, facts: FrameworkFacts) -> Job:
-    """The job with what its framework runs where it has no key: a plan assumes nothing that its files cannot say."""
+def _with_keyless_settings(job: Job, facts: FrameworkFacts, folder: Path | None) -> Job:
+    """The job with what its framework runs where it has no key: a plan assumes nothing that its files cannot say.
+
+    What its modes run otherwise each asks alone (`Context.of`).
+    """
     pools = {pool.role: pool for pool in job.pools}
-    for fixed in facts.runs:
-        pool = pools.get(fixed.role) or PoolSpec(role=fixed.role)
-        ours, theirs = pool.settings.stated(), fixed.settings.stated()
-        given = {name: value for name, value in dict(fixed.settings).items() if name in theirs and name not in ours}
-        pools[fixed.role] = pool.model_copy(update={"settings": pool.settings.model_copy(update=given)})
+    for role in dict.fromkeys(fixed.role for fixed in facts.runs):
+        pool = pools.get(role) or PoolSpec(role=role)
+        theirs = running(facts.runs, role, job.modes, _on_small_devices(job, facts, folder))
+        given = {name: values for name, values in theirs.items() if len(values) == 1}
+        stated = PoolSettings.model_validate({name: value for name, (value,) in given.items()})
+        fresh = {name: getattr(stated, name) for name in given if name not in pool.settings.stated()}
+        pools[role] = pool.model_copy(update={"settings": pool.settings.model_copy(update=fresh)})
     return job.model_copy(update={"pools": tuple(pools.values())})
+
+
+def _on_small_devices(job: Job, facts: FrameworkFacts, folder: Path | None) -> bool | None:
+    """Whether the engine counts the rollout's devices as small; None where nothing asks, or names lead nowhere."""
+    if all(fixed.small_devices is None for fixed in facts.runs):
+        return None
+    pool = job.pool("rollout")
+    try:
+        device = load_device(load_cluster(pool.cluster or job.cluster, folder=folder).device, folder)
+        return load_engine_calibration(engine_named(job)[0], folder=folder).counts_as_small(device)
+    except SpecError:  # reported where the job is resolved
+        return None
 
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -147,14 +167,14 @@ def _counting_apart(job: Job, facts: FrameworkFacts) -> Job:
     return job.model_copy(update={"pools": (*others, counted)})
 
 
-def _without_unsayable(job: Job, facts: FrameworkFacts) -> Job:
+def _without_unsayable(job: Job, facts: FrameworkFacts, folder: Path | None) -> Job:
     """The job with what its framework runs where it leaves a setting open that no key states."""
     pools, tasks = [], job.tasks
     if not _says(job, facts, PARTIAL):
         waits = {"over_provision": (1.0,)}
         tasks = tuple(task.model_copy(update=waits) if 1.0 in task.over_provision else task for task in tasks)
     for pool in job.pools:
-        kept = {name: able for name, able, _ in _keyless(job, facts, pool) if able}
+        kept = {name: able for name, able, _ in _keyless(job, facts, pool, folder) if able}
         pools.append(pool.model_copy(update={"settings": pool.settings.model_copy(update=kept)}) if kept else pool)
     return job.model_copy(update={"pools": tuple(pools), "tasks": tasks})
 
@@ -184,27 +204,27 @@ def _with_sayable_placements(job: Job, facts: FrameworkFacts) -> Job:
     return job.model_copy(update={"scorers": tuple(found)})
 
 
-def _can_say(job: Job, facts: FrameworkFacts, backend: str) -> bool:
+def _can_say(job: Job, facts: FrameworkFacts, backend: str, folder: Path | None) -> bool:
     """Whether files for one trainer can say what the job states of it: some keys are one trainer's alone."""
     pool = job.pool("trainer")
-    return all(able for _, able, _ in _keyless(job, facts, pool, (backend,)))
+    return all(able for _, able, _ in _keyless(job, facts, pool, folder, (backend,)))
 
 
-def unsayable(job: Job, facts: FrameworkFacts) -> list[Problem]:
+def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> list[Problem]:
     """Settings that a job states and no file of its framework can, where the framework runs something else."""
     found, table, asked = [], key_table(facts.name), split_name(job.framework)[1]
     if table.predates(asked):
         known = f"known: {', '.join(table.versions)}"
         found.append(Problem(f"{facts.name} {asked} is older than every release that is known", suggestion=known))
     for pool in job.pools:
-        for name, able, usual in _keyless(job, facts, pool):
+        for name, able, usual in _keyless(job, facts, pool, folder):
             given = getattr(pool.settings, name)
             if not able:
                 said = ", ".join(map(str, given)) if isinstance(given, tuple) else given
                 message = f"{facts.name} {facts.version} has no key for {pool.role}.{name} ({said})"
                 if why := facts.unwritten.get(f"{pool.role}.{name}"):
                     message = f"rlperf writes no {pool.role}.{name} ({said}) for {facts.name} {facts.version}: {why}"
-                runs = "" if usual is None else f", as it runs {usual}"
+                runs = "" if usual == (None,) else f", as it runs {' or '.join(map(str, usual))}"
                 other = "or name another framework"
                 if name in NOWHERE:
                     other = "as no framework has a key; `rlperf predict` tells it"
@@ -248,29 +268,28 @@ def check_algorithm(run: Run, facts: FrameworkFacts) -> None:
 
 
 def _keyless(
-    job: Job, facts: FrameworkFacts, pool: PoolSpec, backends: Sequence[str] = ()
-) -> list[tuple[str, tuple[Any, ...], Any]]:
+    job: Job, facts: FrameworkFacts, pool: PoolSpec, folder: Path | None, backends: Sequence[str] = ()
+) -> list[tuple[str, tuple[Any, ...], tuple[Any, ...]]]:
     """(name, alternatives that files can say, what the framework runs) of settings of which no key says them all.
 
     Of several values each is asked for: a key may have words for some alone. What runs anyway needs no key.
     """
     if pool.role not in ("rollout", "trainer"):
         return []
-    fixed = (spec.settings.stated() for spec in facts.runs if spec.role == pool.role)
-    runs = {name: value for settings in fixed for name, value in settings.items()}
+    runs = running(facts.runs, pool.role, job.modes, _on_small_devices(job, facts, folder))
     adapter, engine = adapter_of(facts.name), engine_named(job)[0].split("==")[0]
     keys = backends or facts.backends
     found = []
     for name in pool.settings.stated():
         if name in ("backend", *TOLD):
             continue
-        at, given, usual = ref(f"{pool.role}.{name}"), getattr(pool.settings, name), runs.get(name, USUAL[name])
+        at, given, usual = ref(f"{pool.role}.{name}"), getattr(pool.settings, name), runs.get(name, (USUAL[name],))
         if name == "scoring_token_budget" and pool.settings.token_budget:
-            usual = pool.settings.token_budget[0]  # as in training, unless a key says otherwise
+            usual = pool.settings.token_budget[:1]  # as in training, unless a key says otherwise
         values = given if isinstance(given, tuple) else (given,)
         if name.endswith("_dtype") and not DTYPES.keys() >= set(values):
             continue  # no type at all, which `rlperf.plan.question.contradictions` reports
-        able = tuple(v for v in values if v == usual or states(adapter, facts.version, engine, at, keys, v))
+        able = tuple(v for v in values if v in usual or states(adapter, facts.version, engine, at, keys, v))
         if able != values:
             found.append((name, able, usual))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 from rlperf.frameworks.adapter import Adapter, Limitation, read_run
 from rlperf.frameworks.fields import Field
@@ -33,11 +34,14 @@ def read_back(files: Mapping[str, str], adapter: Adapter, version: str) -> Run:
     return read_run(adapter, source, adapter.target(source, version))[0]
 
 
-def unstated(planned: Run, back: Run, said: Sequence[Limitation], fields: Iterable[Field]) -> list[Limitation]:
+def unstated(
+    planned: Run, back: Run, said: Sequence[Limitation], fields: Iterable[Field],
+    runs: Mapping[Ref, Sequence[Value]] = MappingProxyType({}),
+) -> list[Limitation]:  # fmt: skip
     """A limitation for every value that reads otherwise than it was planned, where none that was ``said`` speaks of it.
 
     What follows from others (data parallel, the ends of a pipeline), and a value that is not stated and is what every
-    framework starts from, is no loss.
+    framework starts from, or may run (``runs``, `keyless_values`), is no loss.
     """
     lost = []
     if planned.algorithm == "ppo" != back.algorithm:
@@ -47,7 +51,8 @@ def unstated(planned: Run, back: Run, said: Sequence[Limitation], fields: Iterab
         value, read = planned.value(at), back.value(at)
         if at in unread:
             continue
-        if value is None or value == read or (read is None and value == USUAL.get(at.name)):
+        usual = runs.get(at, (USUAL.get(at.name),))
+        if value is None or value == read or (read is None and value in usual):
             continue
         if any(_speaks_of(one, at, value) for one in said):
             continue

@@ -12,14 +12,26 @@ from rlperf.frameworks.keytable import ABSENT, KeyTable, key_table
 from rlperf.frameworks.logs import metric_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.specs.framework import FrameworkFacts, UnderWay
+from rlperf.specs.keyless_runs import Runs
 from rlperf.specs.modes import MODES
 from rlperf.specs.writer import write_atomic
 
 
 def _keyless(facts: FrameworkFacts) -> list[str]:
     """What the framework runs where it has no key."""
-    said = [f"{spec.role} {name} {value}" for spec in facts.runs for name, value in spec.settings.stated().items()]
+    said = [
+        f"{spec.role} {name} {value}{_where(spec)}"
+        for spec in facts.runs
+        for name, value in spec.settings.stated().items()
+    ]
     return ["", f"Without a key: {', '.join(said)}."] if said else []
+
+
+def _where(spec: Runs) -> str:
+    """In which modes, and on which devices."""
+    size = {None: "", True: "on small devices", False: "on others"}[spec.small_devices]
+    said = [*spec.modes, *([size] if size else [])]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def page(framework: str) -> str:

@@ -196,9 +196,14 @@ class EngineCalibration(Frozen):
         [8192, 2048, 2048]
         """
         small = self.small_devices
-        if small is None or not (device.memory < small.below or device.name.startswith(small.names)):
+        if small is None or not self.counts_as_small(device):
             return self
         return self.model_copy(update={"token_budget": small.token_budget, "max_running": small.max_running})
+
+    def counts_as_small(self, device: Device) -> bool:
+        """Whether it sets itself the limits of a small device."""
+        small = self.small_devices
+        return small is not None and (device.memory < small.below or device.name.startswith(small.names))
 
     def drafting(self) -> EngineCalibration:
         """With the limit that it sets itself where tokens are drafted.

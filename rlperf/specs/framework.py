@@ -22,8 +22,9 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework_names import FACTS
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.keyless_runs import Runs, running
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import PoolSpec, Role
+from rlperf.specs.pool import Role
 from rlperf.specs.reader import Document, is_file, read_document
 from rlperf.specs.rule_expressions import MissingValueError, asked_in, evaluate, names_in
 from rlperf.units import NonNegativeInt, PositiveInt
@@ -182,6 +183,9 @@ Pads = Literal["microbatch", "batch", "limit"]
 """To what unpacked sequences are padded: the longest of their microbatch, the longest prompt and response that a rank
 generated, or the most that the job allows."""
 
+Reduces = Literal["bf16", "fp32"]
+"""In what gradients travel between ranks."""
+
 
 UnderWay = PositiveInt | Literal["batch"]
 """Groups of samples that a program has under way at once, beside its bound on staleness: of every replica, or as many
@@ -214,9 +218,9 @@ def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str |
     for fact, name in OF_RELEASES.items():
         for value in _in_release(data.get(fact, {}).get(backend, {}), version):
             found[name] = value
-    if version.strip().removeprefix("v") in data.get("whole_gradients", {}).get(backend, ()):
+    if {"all", version.strip().removeprefix("v")} & set(data.get("whole_gradients", {}).get(backend, ())):
         found["whole_gradients"] = True
-    stated = {name: data.get(name, {}).get(backend) for name in ("pads", "balance")}
+    stated = {name: data.get(name, {}).get(backend) for name in ("pads", "balance", "reduces")}
     return found | {name: value for name, value in stated.items() if value}
 
 
@@ -288,7 +292,7 @@ class FrameworkFacts(Frozen):
     whole_nodes: tuple[NodeCounted, ...] = Field((), description="what files state as nodes of so many devices")
     critic_beside: bool = Field(False, description="one of its own stands beside roles that share theirs, too")
     fork_of: str = Field("", description="framework whose facts hold where its own say nothing")
-    runs: tuple[PoolSpec, ...] = Field((), description="settings that it has no key for, as it runs them")
+    runs: tuple[Runs, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
     checkpoints: dict[str, CheckpointForm] = Field(
@@ -323,7 +327,11 @@ class FrameworkFacts(Frozen):
     )
     whole_gradients: dict[str, tuple[str, ...]] = Field(
         {},
-        description="trainer backend -> releases that keep gradients whole between microbatches and have no key for it",
+        description="trainer backend -> releases that keep gradients whole between microbatches and have no key for "
+        "it, or all",
+    )
+    reduces: dict[str, Reduces] = Field(
+        {}, description="trainer backend -> in what it reduces gradients, where it accumulates them in another type"
     )
     balance: dict[str, Balance] = Field(
         {}, description="trainer backend -> over what it evens out its ranks, where its relative does otherwise"
@@ -331,7 +339,7 @@ class FrameworkFacts(Frozen):
 
     def keyless(self, role: Role) -> frozenset[str]:
         """Settings of a pool that it has no key for."""
-        return frozenset(name for pool in self.runs if pool.role == role for name in pool.settings.stated())
+        return frozenset(running(self.runs, role))
 
     def tied(self, backend: str) -> tuple[str, ...]:
         """Layout values (and devices) that a phase must share with the one that it goes on from; none: any reads it."""

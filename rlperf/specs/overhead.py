@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlperf.specs.framework import Attention, Balance, Pads
+from rlperf.specs.framework import Attention, Balance, Pads, Reduces
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.trainer_switches import Batching, Switches
 from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
@@ -64,12 +64,14 @@ class LogitBytes(Frozen):
     update, scoring : in an optimizer update, and in a log-probability pass
     whole : in an update, what stands whole although the loss is chunked
     entropy : in an update whose loss has an entropy term; None: as without
+    trainers : backends that it was counted of; empty: all of its calibration's
     """
 
     update: PositiveFloat
     scoring: PositiveFloat
     whole: NonNegativeFloat = 0.0
     entropy: PositiveFloat | None = None
+    trainers: tuple[str, ...] = ()
     source: str
 
 
@@ -115,6 +117,7 @@ class TrainerOverheads(Frozen):
         optimizer states stay in host memory and its cores run every update
     parking_rate : bytes per second and device of states that come and go for a phase; None: that of pinned host memory
     gradients : in what gradients are accumulated and reduced, if not as the backend's calibration has it
+    reduces : in what they are reduced, if not in what they are accumulated (set by `FrameworkCalibration.running`)
     fused_gradients : whether products add to the accumulated gradient themselves; without, each is added in a pass
     pipeline_padding : with pipeline stages, packed microbatches are padded to the token budget (equal shapes)
     logits : bytes per logit that its loss holds, if not as the backend's calibration has them
@@ -142,6 +145,7 @@ class TrainerOverheads(Frozen):
     pads: Pads = "microbatch"
     switches: Switches = Switches()
     gradients: Literal["bf16", "fp32"] | None = None
+    reduces: Reduces | None = None
     parks_optimizer: bool = False
     parking_rate: Rate | None = None
     fused_gradients: bool = True

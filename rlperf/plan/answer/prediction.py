@@ -224,7 +224,8 @@ def _lost_share(evaluation: Evaluation, cause: str) -> float:
 
 def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     """What was filled in, in words."""
-    framework = context.trainers[int(evaluation.trainer.backend[0])].framework
+    stack = context.trainers[int(evaluation.trainer.backend[0])]
+    framework = stack.framework
     notes = [*context.shape_notes, *evaluation.demand.notes]
     result, replicas = evaluation.rollouts[0], evaluation.configuration.pool("rollout").layout.data_parallel
     simulated = len(result.members) + len(result.readers)
@@ -235,7 +236,8 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
               if (note := _memory_note(device))]  # fmt: skip
     if framework.training.whole_gradients:
         whole = "holds gradients whole between the microbatches of an update and has no key for it"
-        notes.append(f"{context.job.framework} {whole}: 4 bytes a parameter on every device")
+        each = f"{stack.calibration.storage.reduce:g} bytes a parameter on every device"
+        notes.append(f"{context.job.framework} {whole}: {each}")
     if framework.assumed:
         notes.append(f"{framework.id}: nobody measured {', '.join(framework.assumed)}")
     if evaluation.configuration.pool("rollout").settings.chunked_prefill is False:

@@ -69,6 +69,8 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
         storage = storage.model_copy(update={"gradient": width, "reduce": width})
         # an update of 16-bit gradients makes fp32 ones of its shard (Megatron-Core 0.16.1, distrib_optimizer.py:2419)
         space = space.model_copy(update={"optimizer_scratch": 4.0 if width < 4.0 else space.optimizer_scratch})
+    if own.reduces is not None:
+        storage = storage.model_copy(update={"reduce": 2.0 if own.reduces == "bf16" else 4.0})
     if own.experts_as is not None and trainer.id == framework.trainers[0]:
         timed = load_trainer(own.experts_as).timing
         timing = timing.model_copy(update={name: getattr(timed, name) for name in EXPERT_TIMING})
@@ -79,7 +81,7 @@ def trainer_in_framework(trainer: TrainerCalibration, framework: FrameworkCalibr
     if own.loss is not None:
         moved = {"cross_entropy_bytes": own.loss.update, "scoring_bytes": own.loss.scoring}
         timing = timing.model_copy(update=moved)
-    if own.logits is not None:
+    if own.logits is not None and (not own.logits.trainers or trainer.id in own.logits.trainers):
         each = own.logits
         loss = {"logit_bytes": each.update, "scoring_logit_bytes": each.scoring, "whole_logit_bytes": each.whole}
         space = space.model_copy(update=loss)

@@ -19,6 +19,7 @@ from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
+from rlperf.report.plan_text import settings_words
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import PoolSpec
@@ -197,6 +198,11 @@ def test_trl_is_planned_as_it_runs() -> None:
     plan = rlperf.plan_job(_job("trl"))
     trainer = next(pool for pool in plan.phases[0].pools if pool.role == "trainer")
     assert (trainer.settings.parked, trainer.settings.packing) == (False, False)
+    # sequences are counted: as many plans as there are budgets were one, each other's runners-up
+    assert trainer.settings.token_budget is trainer.settings.scoring_token_budget is None
+    assert f"microbatch {trainer.layout.microbatch}" in settings_words(trainer)
+    others = [plan.phases[0].runner_up, *plan.phases[0].next_best]
+    assert not [words for each in others if each for words in each.differs if "token_budget" in words]
 
 
 @pytest.mark.parametrize(

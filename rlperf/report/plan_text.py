@@ -29,6 +29,8 @@ def settings_words(pool: PoolPlan | ScorerPlan) -> str:
         given.pop("scoring_token_budget", None)
     if given.pop("parked", False):
         backend += ", states parked on the host"
+    if isinstance(pool, PoolPlan) and pool.role != "rollout" and given.get("token_budget") is None:
+        backend += f", microbatch {pool.layout.microbatch}"
     words = [f"{name.replace('_', ' ')} {_value(value)}" for name, value in given.items() if USUAL.get(name) != value]
     return ", ".join([backend, *words])
 

@@ -151,8 +151,8 @@ def trainer_pools(
     stages, chunks = int(layout.pipeline_parallel), int(layout.virtual_pipeline)
     ends = stage_ends(architecture.layers, stages, train.first_stage_layers, train.last_stage_layers, chunks)
     stack = context.trainers[int(trainer.backend[t])]
-    counted = train.packing and not cut_by_budget(train.packing, stack.framework)
-    budget = None if counted else int(trainer.token_budget[t])
+    by_budget = cut_by_budget(train.packing, stack.framework)
+    budget = int(trainer.token_budget[t]) if by_budget else None
     settings = train.planned(
         "trainer",
         backend=stack.backend,

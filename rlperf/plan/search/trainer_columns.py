@@ -145,6 +145,9 @@ def trainer_grid(
     """
     pool = context.job.pool("trainer")
     budgets = token_budgets(pool.settings.token_budget, longest_tokens, pool.layout.microbatch)
+    packing = pool.settings.filled().packing
+    if not any(cut_by_budget(packing, trainer.framework) for trainer in context.trainers):
+        budgets = budgets[:1]  # sequences are counted, whatever a budget is
     parked = [0] if not colocated else [0, 1] if pool.settings.parked is None else [int(pool.settings.parked)]
     options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_changes`
     layouts, backends, critics, kept, cuts, dropped, end = [], [], [], [], {}, {}, 0

@@ -185,9 +185,14 @@ def test_defaults_that_pad_and_run_close_to_the_limit_are_costed_as_they_run_and
     asked = job(framework="trl", architecture="Qwen2.5-0.5B", nodes=1, devices_per_node=1, tasks=[task])
     trainer = next(pool for pool in stated(asked, 1).pools if pool.role == "trainer")
     assert trainer.layout.microbatch == (8,)
-    plan = plan_job(asked)
+    # beside states that stay on the devices an engine may take as little as TRL's own
+    assert plan_job(asked).phases[0].pool("rollout").settings.memory_fraction == 0.3
+    as_theirs = [{"role": "rollout", "settings": {"memory_fraction": 0.3}},
+                 {"role": "trainer", "layout": {"activation_recompute": "full"}}]  # fmt: skip
+    long = job(framework="trl", architecture="Qwen2.5-0.5B", nodes=1, devices_per_node=1, pools=as_theirs,
+               tasks=[{**task, "max_response_tokens": 7168}])  # fmt: skip
+    plan = plan_job(long)
     assert plan.defaults is not None and plan.defaults.saves is not None and plan.defaults.saves < 0.0
     assert any("its trainer runs out of memory with a probability of" in note for note in plan.defaults.notes)
+    assert not any("max_running is not known" in note for note in plan.defaults.notes)  # of no key, as its facts say
     assert any("% more" in line for line in summary_lines(plan))
-    # beside states that stay on the devices an engine may take as little as TRL's own
-    assert plan.phases[0].pool("rollout").settings.memory_fraction == 0.3

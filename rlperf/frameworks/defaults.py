@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 from rlperf.errors import RlperfError
-from rlperf.frameworks.adapter import Adapter, Source, framework_facts
+from rlperf.frameworks.adapter import Adapter, Source, framework_facts, read_run
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.imports import UnknownKey, check_keys
 from rlperf.frameworks.keytable import key_table
@@ -119,7 +119,7 @@ def _read(adapter: Adapter, version: str, backend: str, stated: Run) -> tuple[Ru
     keys = {setting.key: setting.value for setting in emission.settings if setting.key not in left_out}
     source = Source(keys, entry=emission.entry, bases=emission.base)
     target = adapter.target(source, version)
-    run, _ = adapter.read(source, target)
+    run, _ = read_run(adapter, source, target)
     run = replace(run, batch=stated.batch)
     return run, check_keys(source, target)[0]
 

@@ -193,6 +193,43 @@ def test_the_critic_of_verl_is_parked_and_laid_out_as_planned(version: str, back
         assert written["critic.model.enable_gradient_checkpointing"] is True
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("fp8", "-FP8"), ("fp8_block", "-FP8"), ("mxfp8", "-MXFP8"), ("int4_wo", ""), ("bf16", "")]
+)
+def test_engines_of_fewer_bits_start_from_such_a_checkpoint(dtype: str, name: str, tmp_path: Path) -> None:
+    """What is sent is quantised where the checkpoint is: one in 16 bits was written beside engines of eight."""
+    phase, written = _written(_run("miles", rollout__rollout_dtype=dtype, trainer__backend="megatron"), "miles")
+    assert written["hf-checkpoint"] == f"/ckpt/Qwen3-8B{name}"
+    back = _imported(phase, "miles", tmp_path).run
+    assert (back.rollout.rollout_dtype or "bf16") == dtype
+    assert not [each for each in phase.emission.limitations if "rollout_dtype" in each.asked]
+
+
+def test_a_checkpoint_in_eight_bits_says_what_slimes_engines_serve(tmp_path: Path) -> None:
+    """Its recipes for FP8 name the checkpoint alone; they were read as engines of 16 bits."""
+    run = _run("slime", trainer__backend="megatron", rollout__rollout_dtype="fp8_block")
+    phase, written = _written(run, "slime")
+    assert "sglang-quantization" not in written
+    imported = _imported(phase, "slime", tmp_path)
+    assert job_of(imported).pool("rollout").settings.rollout_dtype == ("fp8_block",)
+
+
+@pytest.mark.parametrize(
+    ("framework", "words"),
+    [("verl", "actor_rollout_ref.actor.fsdp_config.qat.enable=True"),
+     ("skyrl", "trainer.policy.model.fake_int4_qat.enabled=true")],
+)  # fmt: skip
+def test_training_that_knows_of_its_engines_quantisation_is_no_job(framework: str, words: str, tmp_path: Path) -> None:
+    """Engines in four bits were told as 16 without a word, and an audit passed."""
+    phase, _ = _written(_run(framework), framework)
+    imported = _imported(phase, framework, tmp_path)
+    job_of(imported)
+    script = next(path for path in tmp_path.iterdir() if path.suffix == ".sh")
+    script.write_text(script.read_text().replace('"$@"', f'{words} "$@"'))
+    with pytest.raises(SpecError, match="quantisation-aware"):
+        job_of(import_config(sorted(tmp_path.iterdir(), key=lambda path: path.suffix == ".sh"), framework))
+
+
 def test_trl_is_planned_as_it_runs() -> None:
     """Nothing is parked, forwards are padded counts, and the engine takes the whole batch at once."""
     plan = rlperf.plan_job(_job("trl"))

@@ -211,7 +211,9 @@ def test_what_a_key_takes_is_one_of_its_choices(framework: str) -> None:
     [
         ("verl", "vllm", {"bf16", "fp16", "fp8"}),
         ("nemo_rl", "vllm", {"bf16", "fp16", "fp32", "fp8"}),
-        ("slime", "sglang", {"bf16", "fp8", "mxfp8", "mxfp4", "int4_wo", "nvfp4"}),
+        ("slime", "sglang", {"bf16", "fp8", "fp8_block", "int4_wo"}),
+        ("miles", "sglang", {"bf16", "fp8", "fp8_block", "mxfp8", "int4_wo"}),
+        ("skyrl", "vllm", {"bf16", "fp8"}),  # in four bits no checkpoint is trained
     ],
 )
 def test_precisions_of_engines_are_those_that_the_framework_can_launch(

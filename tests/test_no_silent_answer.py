@@ -12,9 +12,11 @@ from rlperf.errors import InfeasibleError, SpecError
 from rlperf.frameworks.expressible import precision_words
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.planner import plan_job
+from rlperf.plan.question.contradictions import with_units
 from rlperf.report.plan_files import plan_yaml
 from rlperf.specs.framework import facts_data
 from rlperf.specs.job import Job
+from rlperf.specs.profiles import load_device
 from rlperf.techniques import gains
 
 from .small_configs import PLAIN
@@ -201,15 +203,17 @@ def test_four_bit_products_need_a_unit_for_them() -> None:
     taken = ask(several).job
     assert taken.pool("rollout").settings.rollout_dtype == ("bf16",), "`size` over two devices was refused for one"
     assert any("rollout_dtype nvfp4: not planned" in words for words in precision_words(several, taken))
-    on_b200 = several.model_copy(update={"cluster": "dgx_b200", "framework": "slime"})
-    assert ask(on_b200).job.pool("rollout").settings.rollout_dtype == ("bf16", "nvfp4")
+    on_b200 = with_units(several, load_device("b200_sxm"))
+    assert on_b200.pool("rollout").settings.rollout_dtype == ("bf16", "nvfp4")
     weights_alone = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": "mxfp4"}}]}
     assert predict_job({**JOB, **weights_alone}).rl_step_s > 0.0
     named = {"pools": [{"role": "rollout", "settings": {"rollout_dtype": "int4"}}]}
     with pytest.raises(SpecError, match=r"^there is no dtype named 'int4' \(did you mean int4_wo\?\)$"):
         ask(Job.model_validate({**JOB, **named}), to_plan=True)
-    offered = gains({**JOB, "framework": "slime"}, ("nvfp4 rollouts",)).rows[0]
-    assert offered.rl_step_s is None and "multiplies no nvfp4" in offered.said
+    offered = gains({**JOB, "framework": "slime", "cluster": "dgx_a100"}, ("fp8 training",)).rows[0]
+    assert offered.rl_step_s is None and "multiplies no fp8" in offered.said
+    unwritten = gains({**JOB, "framework": "slime", "cluster": "dgx_b200"}, ("nvfp4 rollouts",)).rows[0]
+    assert unwritten.rl_step_s is None and "writes no rollout.rollout_dtype (nvfp4) for slime" in unwritten.said
 
 
 @pytest.mark.parametrize(

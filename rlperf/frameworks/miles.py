@@ -13,8 +13,8 @@ from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Source, node_shape
 from rlperf.frameworks.fields import LORA_RANK, Field, Setting, Target, Unit, field
 from rlperf.frameworks.keytable import Value
-from rlperf.frameworks.run import Run
-from rlperf.frameworks.slime import FIELDS, Slime
+from rlperf.frameworks.run import Run, ref
+from rlperf.frameworks.slime import FIELDS, SERVED, Slime, served
 from rlperf.frameworks.slime_reading import BOUND, SlimeFacts
 
 _TRANSFER, _FULLY = "update-weight-transfer-mode", "fully-async"
@@ -26,8 +26,10 @@ _OWN = {
 """Flags that are in no release of slime: others of the fork are in slime's older ones, too."""
 _EXAMPLE = "fully_async_rollout.generate_rollout_fully_async"
 """The rollout function of examples/fully_async, which releases without ``fully-async`` put on their path."""
+_DTYPE = ref("rollout.rollout_dtype")
 MILES_FIELDS: tuple[Field, ...] = (
-    *FIELDS,
+    # processors/__init__.py of 0.0.2: slime's, and mxfp8; nothing calls quantizer_nvfp4.py
+    *(replace(each, unit=served(*SERVED, "mxfp8")) if each.at == _DTYPE else each for each in FIELDS),
     field("trainer.lora_rank", "lora-rank", LORA_RANK, "0: none; with target-modules, megatron-to-hf-mode bridge"),
     field("run.weight_sync", _TRANSFER,
           Unit(lambda value, _: "rdma" if value == "p2p" else None, lambda value, _: _SENT.get(value)),

@@ -82,6 +82,8 @@ _BACKEND = Unit(lambda value, _: "fsdp2" if str(value).startswith("fsdp") else v
 _STEPS, _MERGED = "generator.step_wise_trajectories", "generator.merge_stepwise_output"
 _WISE = Unit(lambda value, _: bool(value), lambda value, _: value or None)
 _BUDGET = Unit(lambda value, _: int(value) if int(value) > 0 else None, lambda value, _: value)
+_QUANTIZED = replace(QUANTIZED_VLLM, takes=frozenset({"bf16", "fp8"}))
+"""Of one checkpoint that trainer and engines share, in 16 bits, vLLM makes no other types by itself."""
 _KV = Unit(KV_DTYPE.read, lambda value, run: None if value == "bf16" else KV_DTYPE.write(value, run))
 
 FIELDS: tuple[Field, ...] = (
@@ -132,7 +134,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.engine_token_budget", f"{E}max_num_batched_tokens {OLD}max_num_batched_tokens"),
     field("rollout.prefix_caching", f"{E}enable_prefix_caching {OLD}enable_prefix_caching"),
     field("rollout.cuda_graphs", f"{E}enforce_eager {OLD}enforce_eager", NEGATED),
-    field("rollout.rollout_dtype", f"{X}quantization {OLD}engine_init_kwargs.quantization", QUANTIZED_VLLM),
+    field("rollout.rollout_dtype", f"{X}quantization {OLD}engine_init_kwargs.quantization", _QUANTIZED),
     field("rollout.kv_dtype", f"{X}kv_cache_dtype {OLD}engine_init_kwargs.kv_cache_dtype", _KV),
     field("rollout.speculation", f"{E}speculative_config.num_speculative_tokens", DRAFTS),
 )  # fmt: skip

@@ -17,6 +17,7 @@ E = "generator.inference_engine."
 OLD = "generator."
 """Where skyrl-train kept the engine's keys (skyrl 0.1.0 train/config/legacy.py lists the names)."""
 X = f"{E}engine_init_kwargs."
+INT4 = P + "model.fake_int4_qat."
 PACKAGE = "train0.3"
 """The package skyrl-train, which went before skyrl 0.1."""
 OLDER = (PACKAGE, "0.1", "0.2")
@@ -49,7 +50,7 @@ ALSO_READ = frozenset(
         T + "fully_async.sample_full_batch", T + "fully_async.num_parallel_generation_workers",
         "generator.max_input_length", E + "enable_return_routed_experts", E + "distributed_executor_backend",
         E + "speculative_config.method", T + "mtp.enabled", T + "mtp.num_speculative_tokens",
-        E + "fp8_weight_sync_mode", G + "fp8", G + "fp8_recipe",
+        E + "fp8_weight_sync_mode", G + "fp8", G + "fp8_recipe", INT4 + "enabled",
     }
 )  # fmt: skip
 
@@ -159,6 +160,8 @@ def _unread(flat: Flat, colocated: bool, reference: bool) -> list[str]:
         found.append(f"{E}enable_pd: true (engines that prefill alone)")
     if flat.get("generator.max_turns") == 0:
         found.append("generator.max_turns: 0 (nothing would be generated)")
+    if flat.get(INT4 + "enabled"):
+        found.append(f"{INT4}enabled: true (rlperf reads no quantisation-aware training of SkyRL)")
     if flat.get(G + "fp8"):
         found.append(f"{G}fp8: {flat[G + 'fp8']} (rlperf reads no FP8 training of SkyRL)")
     return found

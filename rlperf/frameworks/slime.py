@@ -49,11 +49,13 @@ from rlperf.frameworks.slime_reading import (
     BOUND,
     CONCURRENCY,
     DEFAULTS,
+    ENDINGS,
     FILTER,
     SPELT,
     SlimeFacts,
     read_placement,
     read_settings,
+    served_dtype,
     sglang_flag,
 )
 from rlperf.frameworks.writing import argument_array, defaults, script
@@ -64,6 +66,23 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
 _DISTRIBUTED = replace(DISTRIBUTED, takes=frozenset({1}))
 """A flag that is set by default, so that none takes it back."""
+
+
+def served(*dtypes: str) -> Unit:
+    """Precisions that weights are quantised to on their way to the engines.
+
+    A checkpoint says which, and engines start from it, too: one in 16 bits has 16 sent, to engines that hold others.
+    SGLang sees by itself that its blocks are blocks.
+    """
+    return replace(
+        QUANTIZED_SGLANG,
+        write=lambda value, run: None if value == "fp8_block" else QUANTIZED_SGLANG.write(value, run),
+        takes=frozenset({"bf16", *dtypes}),
+    )
+
+
+SERVED = ("fp8", "fp8_block", "int4_wo")
+"""Of slime: megatron_utils/megatron_to_hf/processors."""
 
 
 def _continues(over_provision: Value, _: Run) -> bool | None:
@@ -121,7 +140,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefill_replicas", "prefill-num-servers", zero_as(None), "engines that read prompts for the others"),
     field("rollout.elastic", "use-fault-tolerance", note="engines that are gone are replaced, the others go on"),
     field("rollout.draft_training", "enable-mtp-training", note="the draft head is trained with the policy"),
-    field("rollout.rollout_dtype", "sglang-quantization", QUANTIZED_SGLANG),
+    field("rollout.rollout_dtype", "sglang-quantization", served(*SERVED), "that of hf-checkpoint"),
 )  # fmt: skip
 _LORA = ref("trainer.lora_rank")
 _OWN = {"rollout-batch-size", "rollout-num-gpus-per-engine", "rollout-max-response-len", "actor-num-gpus-per-node"}
@@ -339,11 +358,21 @@ def _with_derived(run: Run) -> Run:
     return replace(run, batch=batch, trainer=trainer, rollout=rollout)
 
 
+def _served(model: str, dtype: str | None) -> Setting:
+    """The checkpoint that engines start from, in the type that they serve."""
+    word = next((word.upper() for word, served in ENDINGS.items() if dtype in (served, word)), None)
+    if word is None:
+        return Setting("hf-checkpoint", f"/ckpt/{model}", "yours")
+    # models in four bits are published under their own name, or with one of many words
+    named = model if word == "INT4" or served_dtype(model) else f"{model}-{word}"
+    return Setting("hf-checkpoint", f"/ckpt/{named}", f"yours: in {word}, to which weights for engines are quantised")
+
+
 def _data(run: Run, framework: str) -> list[Setting]:
     model = hub_name(run.architecture).rpartition("/")[2]
     steps = run.ends_at
     settings = [
-        Setting("hf-checkpoint", f"/ckpt/{model}", "yours"),
+        _served(model, run.rollout.rollout_dtype),
         Setting("ref-load", f"/ckpt/{model}_torch_dist", "yours"),
         Setting("prompt-data", f"/data/{run.data}.jsonl", "yours"),
         Setting("input-key", "prompt", "yours"),

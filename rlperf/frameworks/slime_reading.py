@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -96,6 +97,7 @@ def read_settings(run: Run, flat: Flat) -> Run:
     running = min(running or sent, sent)
     rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1), speculation=drafted, max_running=running)
     rollout = rollout.having(**sglang_prefill(flat, sglang_flag))
+    rollout = rollout.having(rollout_dtype=rollout.rollout_dtype or served_dtype(_architecture_name(flat)))
     steps = flat.get("num-steps-per-rollout")
     mini = -(-batch.prompts // int(steps)) if steps and batch.mini_batch is None else batch.mini_batch
     sampled = flat.get("over-sampling-batch-size") if flat.get("dynamic-sampling-filter-path") else None
@@ -170,3 +172,16 @@ def _architecture_name(flat: Flat) -> str:
     """The checkpoint folder's name, without what a converter appended."""
     name = str(flat.get("hf-checkpoint") or "").rstrip("/").rpartition("/")[2]
     return name.removesuffix("_torch_dist")
+
+
+ENDINGS = {"fp8": "fp8_block", "mxfp8": "mxfp8", "int4": "int4_wo"}
+"""What a checkpoint's name ends in -> what its engines serve, as those in FP8 are published: in blocks of 128 x 128."""
+
+
+def served_dtype(checkpoint: str) -> str | None:
+    """In what engines serve a checkpoint, by its name; None where that says nothing.
+
+    >>> served_dtype("Qwen3-30B-A3B-FP8"), served_dtype("Qwen3-30B-A3B")
+    ('fp8_block', None)
+    """
+    return ENDINGS.get(re.split("[-_]", checkpoint.lower())[-1])

@@ -55,6 +55,7 @@ from rlperf.frameworks.verl_reading import (
     has_reference,
     is_async_recipe,
     other_engines,
+    quantised_training,
     read_batch,
     read_drafts,
     read_placement,
@@ -410,7 +411,7 @@ class Verl:
             group = 1 + int(flat.get(_WRITERS) or 1)
             readers = max((whole.rollout.data_parallel or 1) // group, 1)
             whole = replace(whole, rollout=whole.rollout.having(prefill_replicas=readers))
-        whole = replace(whole, wrong=(*whole.wrong, *other_engines(source)))
+        whole = replace(whole, wrong=(*whole.wrong, *other_engines(source), *quantised_training(flat)))
         return whole, frozenset(used | ALSO_READ | {_WRITERS})
 
 

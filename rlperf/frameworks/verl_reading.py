@@ -20,6 +20,8 @@ RECIPE_DEFAULTS = {
     R + "calculate_log_probs": True,
     R + "checkpoint_engine.backend": "nccl",
 }
+QAT = tuple(f"{A}{engine}qat.enable" for engine in ("", "fsdp_config.", "megatron."))
+"""Engines in NVFP4 and a trainer that rounds to it (0.9.1 workers/rollout/vllm_rollout/vllm_async_server.py:1216)."""
 ALSO_READ = frozenset(
     {
         "algorithm.rollout_correction.bypass_mode",
@@ -31,6 +33,7 @@ ALSO_READ = frozenset(
         "data.gen_batch_size", R + "multi_turn.enable", R + "multi_turn.max_assistant_turns",
         A + "ppo_micro_batch_size", R + "log_prob_micro_batch_size",
         "async_training.trigger_parameter_sync_step", "data.train_batch_size", "algorithm.filter_groups.enable",
+        *QAT,
     }
 )  # fmt: skip
 
@@ -258,3 +261,9 @@ def read_drafts(flat: Flat, run: Run) -> str | None:
     if flat.get(mtp + "enable") and flat.get(mtp + "enable_rollout"):
         return read_sglang(flat, mtp.__add__, True) if sglang else read_vllm({**flat, mtp + "method": "mtp"}, mtp)
     return read_sglang(flat, own.__add__, False) if sglang else read_vllm(flat, own + "speculative_config.")
+
+
+def quantised_training(flat: Flat) -> tuple[str, ...]:
+    """That a trainer is aware of its engines' quantisation, which no job of rlperf says."""
+    stated = next((key for key in QAT if flat.get(key)), None)
+    return () if stated is None else (f"{stated}: true (rlperf reads no quantisation-aware training of verl)",)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.defaults import defaults_of
-from rlperf.frameworks.expressible import as_framework_runs, native_backends, unsayable
+from rlperf.frameworks.expressible import as_framework_runs, displaced, native_backends, unsayable
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict
 from rlperf.plan.answer.baseline import DefaultsOf
@@ -147,6 +147,9 @@ def ask(
         # a framework without rules has no calibration either: said once
         known = facts is not None
         problems += [p for p in error.problems if known or "framework calibration" not in p.message]
+    if to_plan and context is not None and facts is not None:
+        displaced_here = displaced(job, facts, turns=any(task.source.turns > 1 for task in context.tasks))
+        problems += [document.problem(("scorers",), p.message, p.suggestion) if document else p for p in displaced_here]
     if problems:
         raise SpecError(dict.fromkeys(problems))
     assert context is not None and facts is not None

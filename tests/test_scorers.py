@@ -402,6 +402,24 @@ def test_scorers_that_no_file_can_say_are_refused_before_planning(
     assert ask(job, to_plan=False).context.scorers
 
 
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [({"algorithm": "dapo"}, "beside algo.dynamic_filtering_enable openrlhf loads no reward model.*verl or nemo_rl"),
+     ({"workload": "software_engineering"}, "beside train.agent_func_path openrlhf loads no reward model")],
+)  # fmt: skip
+def test_a_reward_model_that_a_file_leaves_no_place_is_refused_before_planning(job: dict[str, str], words: str) -> None:
+    """It was planned, and refused at export."""
+    lengths = {"max_prompt_tokens": 8192, "max_response_tokens": 8192}
+    tasks = [{**JOB["tasks"][0], **lengths, "workload": job.get("workload", "math")}]
+    whole = {**JOB, "framework": "openrlhf", "trainer_backends": [], "pools": [], "modes": ["colocated"],
+             "algorithm": job.get("algorithm", "grpo"), "tasks": tasks}  # fmt: skip
+    asked = Job.model_validate({**whole, "scorers": [{"name": "s", "kind": "reward"}]})
+    with pytest.raises(SpecError, match=words):
+        ask(asked, to_plan=True)
+    assert ask(asked).context.scorers
+    ask(asked.model_copy(update={"scorers": ()}), to_plan=True)
+
+
 def test_teachers_of_one_pool_fill_nodes_together() -> None:
     """`distillation.nnodes` x `n_gpus_per_node` holds all of them: eight and four leave part of a node."""
     facts, teachers = framework_facts("verl"), [Scorer.model_validate(each) for each in TEACHERS]

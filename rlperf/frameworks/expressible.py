@@ -19,7 +19,7 @@ from rlperf.frameworks.old_policy import in_its_files
 from rlperf.frameworks.readback import USUAL
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Ref, RolloutRun, Run, TrainerRun, ref
-from rlperf.frameworks.scorer_keys import homeless_scorers, unsayable_scorers, ways_of
+from rlperf.frameworks.scorer_keys import Jobs, displaced_scorers, homeless_scorers, unsayable_scorers, ways_of
 from rlperf.plan.question.context import engine_named, keys_of, with_trainers
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.framework import FrameworkFacts
@@ -247,6 +247,14 @@ def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> li
         hint = "its run stops and starts again, so state spot: {pools: all}; slime goes on"
         found.append(Problem(message, suggestion=hint))
     return found
+
+
+def displaced(job: Job, facts: FrameworkFacts, *, turns: bool) -> list[Problem]:
+    """Scorers that files of the job leave no place for, of a job whose tasks have one turn or several."""
+    had: dict[Jobs, bool] = {"dapo": job.algorithm == "dapo", "turns": turns}
+    jobs = [name for name, here in had.items() if here]
+    targets = [Target(key_table(facts.name), facts.version, each) for each in facts.backends]
+    return displaced_scorers(job.scorers, facts.name, targets, jobs)
 
 
 def _says(job: Job, facts: FrameworkFacts, at: Ref) -> bool:

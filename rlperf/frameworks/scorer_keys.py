@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Literal
 
 from rlperf.errors import ExportError, Problem
 from rlperf.frameworks.adapter import Limitation, node_shape
@@ -14,6 +15,9 @@ from rlperf.frameworks.run import Run, Value
 from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.specs.pool import Placement
 from rlperf.specs.scorer import Scorer, ScorerKind
+
+Jobs = Literal["dapo", "turns"]
+"""Jobs whose files have some keys: groups are filtered, or tools answer in between."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class ScorerKeys:
     switch : keys with the values that say that it is there; an import asks for all of them
     keys : key -> what of `ScorerRun` it states, or one of the words of `_words`
     together : whether only where one switch puts all roles on the trainer's devices, or only elsewhere; None: both
-    unless : keys beside which none is loaded, or no run starts
+    unless : keys beside which none is loaded, or no run starts -> which jobs have them (`Jobs`); empty: none
     entry : what the keys of the only scorer begin with, where several have an entry each under other names: every
         sequence then goes to the one whose ``key`` its row of the data names, on devices that they have together
     """
@@ -36,7 +40,7 @@ class ScorerKeys:
     switch: Mapping[str, Value]
     keys: Mapping[str, str] = field(default_factory=dict)
     together: bool | None = None
-    unless: tuple[str, ...] = ()
+    unless: Mapping[str, Jobs | None] = field(default_factory=dict)
     entry: str = ""
 
     def in_version(self, target: Target) -> bool:
@@ -165,7 +169,9 @@ _BY_ROLE = {
     "reward.num_nodes": "nodes",
     "reward.num_gpus_per_node": "node_devices",
 }
-_NO_MODEL = ("reward.remote_url", "train.agent_func_path", "algo.dynamic_filtering_enable")
+_NO_MODEL: Mapping[str, Jobs | None] = {
+    "reward.remote_url": None, "train.agent_func_path": "turns", "algo.dynamic_filtering_enable": "dapo",
+}  # fmt: skip
 """Rewards are a function's or an agent's, and groups are filtered by no others (openrlhf/cli/train_ppo_ray.py 0.11)."""
 _NODES = {f"{_REWARD}nnodes": "nodes", f"{_REWARD}n_gpus_per_node": "node_devices"}
 SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
@@ -313,7 +319,8 @@ def homeless_scorers(
             continue
         kind, where = _CALLED.get(one.kind, one.kind), f" on {_WHERE[one.placement[0]]}" if had else ""
         others = [name for name, all_ways in SCORER_KEYS.items() if any(one.kind in way.kinds for way in all_ways)]
-        hint = f"placement: {' or '.join(had)}" if had else f"framework: {' or '.join(others)}"
+        elsewhere = f"framework: {' or '.join(others)}" if others else "no framework's files have them"
+        hint = f"placement: {' or '.join(had)}" if had else elsewhere
         message = f"scorer {one.name}: {framework} {targets[0].version} has no keys for a {kind}{where}"
         found.append(Problem(message, suggestion=f"{hint}; `rlperf predict` tells it as it stands"))
     return found
@@ -343,6 +350,24 @@ def unsayable_scorers(scorers: Sequence[Scorer], framework: str, targets: Sequen
         elif len({each.top_k for each in alike}) > 1:
             message = f"scorers {names}: {framework} has one key for top_k, and they differ in it"
             found.append(Problem(message, suggestion="give all of them the same"))
+    return found
+
+
+def displaced_scorers(
+    scorers: Sequence[Scorer], framework: str, targets: Sequence[Target], jobs: Collection[Jobs]
+) -> list[Problem]:
+    """Scorers that a framework does not load beside keys that files of such ``jobs`` have: refused before planning."""
+    found = []
+    for one in scorers:
+        ways = [w for t in targets for both in (False, True) for w in ways_of(one.kind, framework, t, together=both)]
+        against = [[key for key, job in way.unless.items() if job in jobs] for way in ways]
+        if ways and all(against):
+            others = [name for name, all_ways in SCORER_KEYS.items() if name != framework
+                      and any(one.kind in way.kinds for way in all_ways)]  # fmt: skip
+            kind = _CALLED.get(one.kind, one.kind)
+            message = f"scorer {one.name}: beside {', '.join(against[0])} {framework} loads no {kind}"
+            hint = f"leave it out, as a function of yours rewards there, or framework: {' or '.join(others)}"
+            found.append(Problem(message, suggestion=hint))
     return found
 
 

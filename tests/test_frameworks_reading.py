@@ -316,6 +316,20 @@ def test_what_a_key_may_have_meant_is_looked_for_once(monkeypatch: pytest.Monkey
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize(("nodes", "per_node", "stated"), [(1, 8, None), (1, 4, 4), (2, 4, 4), (2, 8, None)])
+def test_a_file_on_part_of_a_node_is_held_against_plans_on_that_part(
+    nodes: int, per_node: int, stated: int | None, tmp_path: Path
+) -> None:
+    """Four GPUs of eight were beaten by "the planner's best on the same hardware" of eight."""
+    read = _read(tmp_path, trainer__n_gpus_per_node=per_node, trainer__nnodes=nodes)
+    job = job_of(read, cluster="dgx_h100")
+    assert (job.nodes, job.devices_per_node) == (nodes, stated)
+    found = audit(read, cluster="dgx_h100", workload="math", gains=False, plan=per_node == 4 and nodes == 1)
+    if found.best is not None:
+        assert all(pool.devices == per_node for pool in found.best.phases[0].pools)
+    assert (found.best is not None) == (per_node == 4 and nodes == 1)
+
+
 @pytest.mark.parametrize(
     ("flags", "nodes", "size"),
     [

@@ -282,7 +282,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
             "name": name,
             "architecture": run.architecture,
             "cluster": cluster,
-            "nodes": _nodes_of(run, cluster),
+            **_nodes_of(run, cluster),
             "algorithm": run.algorithm,
             "reference": run.reference,
             "old_policy": None if as_usual else run.old_policy,
@@ -299,11 +299,16 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
     )
 
 
-def _nodes_of(run: Run, cluster: str) -> int:
-    """Nodes of a run, and of scorers that have devices beside those that its pools count."""
-    if not (beside := sum(scorer.devices for scorer in run.scorers if scorer.placement == "own")):
-        return run.nodes
-    return max(run.nodes, -(-(run.devices + beside) // load_cluster(cluster).devices_per_node))
+def _nodes_of(run: Run, cluster: str) -> dict[str, Value]:
+    """Nodes of a run, and of scorers that have devices beside those that its pools count; how much of each it has."""
+    try:
+        whole = load_cluster(cluster).devices_per_node
+    except SpecError:  # reported where the job is resolved
+        return {"nodes": run.nodes}
+    devices = run.devices + sum(scorer.devices for scorer in run.scorers if scorer.placement == "own")
+    if run.devices_per_node < whole and devices == run.nodes * run.devices_per_node:
+        return {"nodes": run.nodes, "devices_per_node": run.devices_per_node}
+    return {"nodes": run.nodes if devices == run.devices else max(run.nodes, -(-devices // whole))}
 
 
 def _pool_spec(role: Role, pool: PoolRun) -> dict[str, Value]:

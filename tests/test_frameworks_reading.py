@@ -316,6 +316,30 @@ def test_what_a_key_may_have_meant_is_looked_for_once(monkeypatch: pytest.Monkey
     assert len(asked) == 1
 
 
+def test_a_base_of_nemo_rl_that_is_not_here_is_said_and_leaves_one_trainer(tmp_path: Path) -> None:
+    """Recipes for Megatron name parents that switch DTensor off: both were on, "exactly one must be true"."""
+    found = {}
+    for parent in ("grpo_math_1B", "grpo_math_8B_megatron"):
+        file = tmp_path / "run.yaml"
+        file.write_text(f"defaults: ../../{parent}.yaml\npolicy: {{megatron_cfg: {{enabled: true}}}}\n")
+        read = audit(import_config([file], "nemo_rl"), predict=False)
+        found[parent] = {each.key for each in read.findings}
+    assert "policy.megatron_cfg.enabled" in found["grpo_math_1B"] and "defaults" not in found["grpo_math_1B"]
+    assert "policy.megatron_cfg.enabled" not in found["grpo_math_8B_megatron"]
+    assert "defaults" in found["grpo_math_8B_megatron"]
+
+
+def test_a_server_of_trl_that_nobody_launches_here_has_its_own_memory(tmp_path: Path) -> None:
+    """vllm_gpu_memory_utilization acts in colocate mode alone: 0.3 was taken, and raising it was the advice."""
+    file = tmp_path / "run.yaml"
+    keys = {"model_name_or_path": "Qwen/Qwen3-8B", "num_generations": 8, "use_vllm": True}
+    fractions = []
+    for mode in ("server", "colocate"):
+        file.write_text(yaml.safe_dump({**keys, "max_completion_length": 1024, "vllm_mode": mode}))
+        fractions.append(import_config([file], "trl").run.rollout.memory_fraction)
+    assert fractions == [0.9, 0.3]
+
+
 @pytest.mark.parametrize(("nodes", "per_node", "stated"), [(1, 8, None), (1, 4, 4), (2, 4, 4), (2, 8, None)])
 def test_a_file_on_part_of_a_node_is_held_against_plans_on_that_part(
     nodes: int, per_node: int, stated: int | None, tmp_path: Path

@@ -93,6 +93,9 @@ def test_the_fsdp_trainer_has_its_own_switches(tmp_path: Path) -> None:
     assert (run.trainer.token_budget, run.trainer.microbatch, run.trainer.scoring_microbatch) == (None, 1, 2)
     assert (run.trainer.packing, run.trainer.parked, run.trainer.data_parallel) == (False, True, 8)
     assert read(tmp_path, {**FSDP, "actor.enable_offload": False}).run.trainer.parked is False
+    deferred = {**FSDP, "actor.fsdp_config.enable_gradient_accumulation": True}
+    assert job_of(read(tmp_path, deferred)).pool("trainer").settings.whole_gradients is True
+    assert not job_of(read(tmp_path, FSDP)).pool("trainer").settings.filled().whole_gradients
 
 
 @pytest.mark.parametrize(

@@ -275,11 +275,11 @@ class NemoRl:
         for key in sections(flat) & set(source.keys):
             for old in [name for name in flat if name.startswith(key + ".")]:
                 del flat[old]
-        flat = resolve({**flat, **source.keys})
+        flat = resolve({**flat, **_beside_base(source), **source.keys})
         engine = RolloutRun(backend=flat.get(P + "generation.backend"))
         start = Run(trainer=TrainerRun(backend=target.backend), rollout=engine)
         run, used = read_fields(fields_of(start), flat, target, start)
-        run = _read_mode(replace(run, architecture=str(flat.get(P + "model_name"))), flat)
+        run = _read_mode(replace(run, architecture=str(flat.get(P + "model_name"))), flat, _absent(source))
         trainer = _read_trainer(_read_budgets(run.trainer, flat), target.backend)
         batch = _read_filtering(_read_lengths(run.batch), flat)
         rollout = _read_engine(run.rollout, flat).having(speculation=read_vllm(flat, K + "speculative_config."))
@@ -342,7 +342,23 @@ def _read_filtering(batch: BatchFacts, flat: Flat) -> BatchFacts:
     return replace(batch, generated_prompts=generated, generation_batch=generated, turns=turns)
 
 
-def _read_mode(run: Run, flat: Flat) -> Run:
+_PARENT = "grpo_math_1B"
+"""The shipped configuration whose values are known, and which others name as theirs."""
+
+
+def _absent(source: Source) -> tuple[str, ...]:
+    """Bases of a file that nobody has here, other than the one whose values are known."""
+    return tuple(base for base in source.bases if base != _PARENT)
+
+
+def _beside_base(source: Source) -> Flat:
+    """What follows where a base is not here: one trainer alone is on."""
+    if _absent(source) and source.keys.get(G + "enabled") is True:
+        return {D + "enabled": False}
+    return {}
+
+
+def _read_mode(run: Run, flat: Flat, absent: Sequence[str]) -> Run:
     """Devices, mode, algorithm, and what rules ask."""
     nodes, per_node = int(flat.get("cluster.num_nodes") or 1), int(flat.get("cluster.gpus_per_node") or 1)
     total = nodes * per_node
@@ -376,6 +392,9 @@ def _read_mode(run: Run, flat: Flat) -> Run:
             generation_nodes=own_nodes,
             generation_gpus_per_node=own_gpus,
             both_backends=bool(flat.get(D + "enabled")) == bool(flat.get(G + "enabled")),
+            beside=tuple(
+                ("defaults", f"{base} is not here: what it states is taken as {_PARENT} states it") for base in absent
+            ),
         ),
     )
 

@@ -37,6 +37,7 @@ class NemoRlFacts:
     generation_nodes: int | None = None
     generation_gpus_per_node: int | None = None
     both_backends: bool | None = None
+    beside: tuple[tuple[str, str], ...] = ()
 
 
 def with_derived(run: Run) -> Run:

@@ -77,6 +77,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, "under strategy: fsdp2", backend="fsdp2"),
     field("trainer.checkpointing", F + "gradient_checkpointing", backend="fsdp2"),
     field("trainer.offload_all", F + "cpu_offload", note="parameters and optimizer on the host", backend="fsdp2"),
+    field("trainer.whole_gradients", F + "enable_gradient_accumulation",
+          note="gradients are reduced with an update's last microbatch, and whole before", backend="fsdp2"),
     field("trainer.activation_recompute", M + "recompute_granularity", RECOMPUTE, backend="megatron"),
     field("trainer.tensor_parallel", M + "tensor_model_parallel_size", backend="megatron"),
     field("trainer.pipeline_parallel", M + "pipeline_model_parallel_size", backend="megatron"),

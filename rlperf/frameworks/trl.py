@@ -387,7 +387,7 @@ def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
     launched = not colocated and any(value is not None for value in server.values())
     width = int(server["tensor_parallel_size"] or 1) if launched else run.rollout.tensor_parallel
     engines = world if colocated else width * int(server["data_parallel_size"] or 1)
-    fraction = server["gpu_memory_utilization"] or 0.9 if launched else run.rollout.memory_fraction
+    fraction = run.rollout.memory_fraction if colocated else server["gpu_memory_utilization"] or 0.9
     total = world if colocated else world + engines
     trainer = run.trainer.having(
         devices=world,

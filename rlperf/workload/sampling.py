@@ -86,19 +86,24 @@ def predictive_replicates(
         )
 
 
-def truncated_fraction(model: LengthModel, max_response_tokens: int) -> float:
-    """P(L >= cap) of the uncensored law: the share of responses that this cap cuts off."""
+def truncated_fraction(model: LengthModel, max_response_tokens: int, *, rl_step: int | None = None) -> float:
+    """P(L >= cap) of the uncensored law: the share of responses that this cap cuts off.
+
+    ``rl_step`` : where lengths drift, in which one; None: in all that were recorded
+    """
     if model.mixture or model.turns is not None:
-        table = sample_lengths(model, 512, max_response_tokens=max_response_tokens)
+        table = sample_lengths(model, 512, rl_step=rl_step, max_response_tokens=max_response_tokens)
         ended = np.bincount(table._trajectory_index()[1], table.truncated)
         return float(np.mean(ended > 0))
+    if rl_step is not None and model.drift.trend:
+        return _shifted(model, model.drift.shift(rl_step), max_response_tokens)[1]
     return model.laws()[1].survival(max_response_tokens - 1.0)
 
 
-def cap_that_cuts(model: LengthModel, share: float, *, most: int = 1 << 20) -> int | None:
+def cap_that_cuts(model: LengthModel, share: float, *, most: int = 1 << 20, rl_step: int | None = None) -> int | None:
     """The least maximum length, in multiples of 1,024 tokens, that cuts at most ``share`` of responses.
 
-    None where even ``most`` tokens cut more.
+    None where even ``most`` tokens cut more. ``rl_step`` : as in `truncated_fraction`.
 
     >>> from rlperf.workload import load_model
     >>> cap = cap_that_cuts(load_model("math"), 0.05)
@@ -106,11 +111,12 @@ def cap_that_cuts(model: LengthModel, share: float, *, most: int = 1 << 20) -> i
     True
     """
     low, high = 0, most // 1024
-    if truncated_fraction(model, most) > share:
+    if truncated_fraction(model, most, rl_step=rl_step) > share:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if truncated_fraction(model, middle * 1024) <= share else (middle, high)
+        cut = truncated_fraction(model, middle * 1024, rl_step=rl_step)
+        low, high = (low, middle) if cut <= share else (middle, high)
     return high * 1024
 
 

@@ -205,7 +205,10 @@ def _of_all_groups(rows: tuple[Sensitivity, ...], counts: Sequence[int]) -> Sens
 
 
 def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> Prediction:
-    """Predictions of one configuration over groups of so many rl_steps: seconds and tokens are means over rl_steps."""
+    """Predictions of one configuration over groups of so many rl_steps: seconds and tokens are means over rl_steps.
+
+    Memory is each role's most of any group, and warnings are those of the group of which most responses are cut.
+    """
     if len(predicted) == 1:
         return predicted[0]
     weights = np.array(counts, dtype=np.float64)
@@ -228,6 +231,12 @@ def mean_prediction(predicted: Sequence[Prediction], counts: Sequence[int]) -> P
             "tokens_per_s_per_device": tokens / step / devices,
             "usd_per_step": None if prices[0] is None else float(weights @ [p or 0.0 for p in prices]),
             "truncated_fraction": float(weights @ [p.truncated_fraction for p in predicted]),
+            "memory_bytes": {
+                role: max((p.memory_bytes[role] for p in predicted), key=lambda use: use.total)
+                for role in predicted[0].memory_bytes
+            },
+            "fits": all(p.fits for p in predicted),
+            "warnings": max(predicted, key=lambda p: p.truncated_fraction).warnings,
         }
     )
 

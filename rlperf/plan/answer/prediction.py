@@ -27,7 +27,7 @@ from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.job import Algorithm
+from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
 from rlperf.specs.trainer_calibration import TrainerCalibration
@@ -69,7 +69,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
             notes=(*_calibration_notes(context), *_unmeasured(trainer), *unlike),
         ),
         fits=not over and not cache_shortage(evaluation),
-        warnings=(*_warnings(context.job.algorithm, task, evaluation), *_unfiltered(context, evaluation)),
+        warnings=(*_warnings(context.job, task, evaluation), *_unfiltered(context, evaluation)),
         advice=tuple(advice(evaluation, memory, over, context)),
     )
 
@@ -108,11 +108,12 @@ MANY_CUT, FEW_CUT = 0.25, 0.05
 """Shares of responses cut at the maximum length: above the first a plan warns, and names what cuts the second."""
 
 
-def _warnings(algorithm: Algorithm, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+def _warnings(job: Job, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     """What the numbers do not say and a run would waste: groups of one, responses that are cut."""
-    alone = evaluation.demand.batch.group_size == 1 and algorithm != "ppo"
-    words = f"group_size 1: {algorithm} holds a response against its group, so there is no advantage to learn from"
-    return (*([words] if alone else []), *_cut(task, evaluation), *_odd_sizes(task.architecture, evaluation))
+    alone = evaluation.demand.batch.group_size == 1 and job.algorithm != "ppo"
+    words = f"group_size 1: {job.algorithm} holds a response against its group, so there is no advantage to learn from"
+    cut = _cut(task, evaluation, timed=job.horizon.group is not None)
+    return (*([words] if alone else []), *cut, *_odd_sizes(task.architecture, evaluation))
 
 
 TENSOR_CORE = 8
@@ -136,17 +137,20 @@ def _odd_sizes(architecture: Architecture, evaluation: Evaluation) -> tuple[str,
     return tuple(f"{each}: kernels pad it or run slower than predicted" for each in words)
 
 
-def _cut(task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+def _cut(task: TaskContext, evaluation: Evaluation, *, timed: bool) -> tuple[str, ...]:
+    """Tasks of which many responses are cut, and what cuts few; ``timed``: in these rl_steps alone."""
     words, whole = [], evaluation.demand
+    first, last = whole.rl_steps
+    when = f"in rl_steps {first} to {last} " if timed else ""
     parts = zip(task.source.each, whole.of_tasks, strict=True) if whole.of_tasks else [(task.source, whole)]
     for source, demand in parts:
         cut, cap = demand.truncated_fraction, demand.batch.max_response_tokens
         if cut <= MANY_CUT:
             continue
         whose = f"responses of {demand.task}" if whole.of_tasks else "responses"
-        enough = source.cap_that_cuts(FEW_CUT)
+        enough = source.cap_that_cuts(FEW_CUT, (first, last) if timed else None)
         better = "" if enough is None else f": max_response_tokens {enough:,} would cut {100 * FEW_CUT:.0f} %"
-        words.append(f"{100 * cut:.1f} % of {whose} are cut at {cap:,} tokens and lose their reward{better}")
+        words.append(f"{when}{100 * cut:.1f} % of {whose} are cut at {cap:,} tokens and lose their reward{better}")
     return tuple(words)
 
 

@@ -109,6 +109,7 @@ class LengthSource:
         ``sees``: the policy has a vision tower; without one, tokens of images count as text.
         """
         if task.workload in PRESETS:
+            _nothing_recorded(task, "a preset")
             return cls(task, None, lambda: load_model(task.workload), sees)
         path = below(folder, Path(task.workload).expanduser())
         if not is_there(path):
@@ -117,6 +118,7 @@ class LengthSource:
             hint = f"{meant} It is {known}" if meant else known
             raise SpecError(Problem(f"task {task.name}: no such workload: {task.workload!r}", suggestion=hint))
         if path.is_file() and path.suffix in (".yaml", ".yml"):
+            _nothing_recorded(task, "a fitted law")
             model = load_model(path)
             return cls(task, None, lambda: model, sees)
         recording = read_recording([path])
@@ -219,8 +221,8 @@ class LengthSource:
             recorded = [recorded[k] for k in kept]
             tables = tuple(as_batch(self.task.name, recorded, batch, seed, notes))
         else:
-            middle = None if rl_steps is None else (rl_steps[0] + rl_steps[1]) // 2
-            tables = tuple(self._sampled(batch, middle, seed + k) for k in range(_replicates(batch, REPLICATES)))
+            count, middle = _replicates(batch, REPLICATES), _middle(rl_steps)
+            tables = tuple(self._sampled(batch, middle, seed + k) for k in range(count))
             if beyond:
                 law = f"lengths above the recorded maximum ({recorded_cap}) from its fitted law"
                 notes.append(f"{self.task.name}: {law}")
@@ -234,13 +236,17 @@ class LengthSource:
             self.task.name, rl_steps or (0, 0), batch, tables, cut, reward, tuple(dict.fromkeys(notes)), images
         )
 
-    def cap_that_cuts(self, share: float) -> int | None:
-        """The least maximum length [tokens] that cuts at most ``share`` of responses; None where none is known to."""
-        if self.table is not None and self._cut_fraction() <= share:
-            longest = self.table.trajectories().response_tokens
+    def cap_that_cuts(self, share: float, rl_steps: tuple[int, int] | None = None) -> int | None:
+        """The least maximum length [tokens] that cuts at most ``share`` of responses; None where none is known to.
+
+        ``rl_steps`` : of which group, as in `demand`
+        """
+        inside = [] if self.table is None else self._within(rl_steps)
+        if inside and self._cut_fraction() <= share:
+            longest = np.concatenate([table.trajectories().response_tokens for table in inside])
             return int(np.ceil(np.quantile(longest, 1.0 - share) / 1024.0)) * 1024
         try:
-            return cap_that_cuts(self.model, share)
+            return cap_that_cuts(self.model, share, rl_step=_middle(rl_steps))
         except SpecError:  # every recorded response was cut: no law is known
             return None
 
@@ -264,6 +270,19 @@ class LengthSource:
         steps = self.table.steps()
         inside = steps if rl_steps is None else steps[(steps >= rl_steps[0]) & (steps <= rl_steps[1])]
         return [self.table.step(int(step)) for step in inside]
+
+
+def _nothing_recorded(task: Task, what: str) -> None:
+    """``rl_steps`` chooses among recorded ones, and says nothing of when a task runs."""
+    if task.rl_steps:
+        words = f"task {task.name}: rl_steps are those of a recording to use, and {task.workload} is {what}"
+        hint = "leave them out; the rl_steps that are planned are horizon.rl_steps, of all tasks"
+        raise SpecError(Problem(words, suggestion=hint))
+
+
+def _middle(rl_steps: tuple[int, int] | None) -> int | None:
+    """The rl_step that stands for a group (first, last) beyond the recorded ones."""
+    return None if rl_steps is None else (rl_steps[0] + rl_steps[1]) // 2
 
 
 def as_batch(

@@ -10,9 +10,12 @@ import pytest
 
 import rlperf
 from rlperf.plan.answer.phases import mean_prediction
+from rlperf.plan.compare import job_of_plan
 from rlperf.workload import load_model, sample_lengths, save_model
 from rlperf.workload.drift import Drift
 from rlperf.workload.model import LengthModel
+from rlperf.workload.sampling import sample_rl_steps
+from rlperf.workload.tables import write_table
 
 RECORDED = 40
 GROWING = Drift(
@@ -31,8 +34,8 @@ def growing() -> LengthModel:
     return load_model("programming").model_copy(update={"drift": GROWING})
 
 
-def job(workload: str, **more: object) -> rlperf.Job:
-    task = {"name": "code", "workload": workload, "prompts_per_step": 16, "group_size": 8, "max_response_tokens": 12288}
+def job(workload: str, most: int = 12288, **more: object) -> rlperf.Job:
+    task = {"name": "code", "workload": workload, "prompts_per_step": 16, "group_size": 8, "max_response_tokens": most}
     return rlperf.Job.model_validate(
         {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task], **more}
     )
@@ -52,6 +55,35 @@ def test_the_maximum_that_cuts_few_is_one_for_the_rl_steps_that_are_warned_of(
     drawn = sample_lengths(growing, 4096, 8, rl_step=59, max_response_tokens=1 << 20, seed=0)
     longer = [float(np.mean(drawn.response_tokens >= cap)) for cap in (enough, enough // 2)]
     assert longer[0] < 0.08 < longer[1]
+
+
+def test_a_horizon_past_the_recording_goes_along_its_trend(growing: LengthModel, tmp_path: Path) -> None:
+    save_model(growing, tmp_path / "growing.yaml")
+    whole, fine, once = (
+        rlperf.plan_job(job(str(tmp_path / "growing.yaml"), 32768, horizon=horizon))
+        for horizon in ({"rl_steps": 160}, {"rl_steps": 160, "group": 8}, {"rl_steps": 1})
+    )
+    assert whole.objective == pytest.approx(fine.objective, rel=0.03)
+    assert whole.objective > 1.2 * 160 * once.objective
+    assert [group.rl_steps for group in whole.phases[0].groups][:2] == [(0, 39), (40, 79)]
+
+
+def test_predict_and_plan_count_the_same_rl_steps(growing: LengthModel, tmp_path: Path) -> None:
+    save_model(growing, tmp_path / "growing.yaml")
+    plan = rlperf.plan_job(job(str(tmp_path / "growing.yaml"), horizon={"rl_steps": 160}))
+    assert rlperf.predict_job(job_of_plan(plan)).rl_step_s == pytest.approx(
+        plan.phases[0].predicted.rl_step_s, rel=1e-9
+    )
+
+
+def test_recorded_rl_steps_are_planned_as_they_were(growing: LengthModel, tmp_path: Path) -> None:
+    drawn = sample_rl_steps(growing, range(RECORDED), 16, 8, max_response_tokens=12288)
+    write_table(drawn, tmp_path / "own.csv")
+    groups = [
+        rlperf.plan_job(job(str(tmp_path / "own.csv"), horizon={"rl_steps": n})).job.horizon.group
+        for n in (RECORDED, 4 * RECORDED)
+    ]
+    assert groups == [None, RECORDED]
 
 
 def test_memory_and_warnings_of_a_phase_are_of_its_worst_rl_steps() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlperf.cost.reject import Reject
 from rlperf.errors import InfeasibleError
+from rlperf.plan.answer.phases import judge_configuration
 from rlperf.plan.answer.plan import Prediction
-from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.answer.run_cost import Stretch, run_totals
 from rlperf.plan.judge.evaluate import Evaluation, Holding, Judge
 from rlperf.plan.question.context import Context
@@ -33,12 +33,10 @@ def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Pre
 
 def predicted(context: Context, *, facts: FrameworkFacts | None = None) -> tuple[Evaluation, Prediction]:
     """The judged configuration beside its prediction."""
-    demand, configuration, refused = chosen(context, facts)
-    evaluation = Judge(context, context.tasks[0]).evaluate(demand, configuration)
-    found = prediction_of(context, context.tasks[0], evaluation)
-    stretch = Stretch(
-        (0, context.job.horizon.rl_steps - 1), configuration.mode, configuration.pools, found, configuration.scorers
-    )
+    _, configuration, refused = chosen(context, facts)
+    rl_steps = 0, context.job.horizon.rl_steps - 1
+    evaluation, found = judge_configuration(context, context.tasks[0], configuration, rl_steps)
+    stretch = Stretch(rl_steps, configuration.mode, configuration.pools, found, configuration.scorers)
     update = {
         "assumed": (*filled_in(context.job, configuration), *found.assumed),
         "run": run_totals(context, [stretch]),

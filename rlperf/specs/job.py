@@ -114,7 +114,11 @@ class Horizon(Frozen):
     """Over which rl_steps to plan, and in how long groups."""
 
     rl_steps: PositiveInt = 1
-    group: PositiveInt | None = Field(None, description="rl_steps per group; default all in one")
+    group: PositiveInt | None = Field(
+        None,
+        description="rl_steps per group; default: all in one, and a quarter of them where a trend of the lengths goes "
+        "on past the recorded rl_steps",
+    )
     switch: Seconds | None = Field(
         None,
         description="cost of changing layout between groups, and between tasks that take turns; default: never between "

@@ -260,8 +260,15 @@ def judge_phase(context: Context, phase: Phase) -> tuple[Evaluation, Prediction]
     SpecError : a batch that the job does not allow
     """
     task, configuration = _planned(context, phase)
-    first, last = phase.rl_steps
-    groups = [(a, b) for a, b in rl_step_groups(context.job) if first <= a and b <= last] or [phase.rl_steps]
+    return judge_configuration(context, task, configuration, phase.rl_steps)
+
+
+def judge_configuration(
+    context: Context, task: TaskContext, configuration: Configuration, rl_steps: tuple[int, int]
+) -> tuple[Evaluation, Prediction]:
+    """A configuration on the lengths of (first, last) rl_steps, by the job's groups; the evaluation is of the first."""
+    first, last = rl_steps
+    groups = [(a, b) for a, b in rl_step_groups(context.job) if first <= a and b <= last] or [rl_steps]
     judge, grouped = Judge(context, task), context.job.horizon.group is not None
     demands = [task.source.demand(configuration.batch, g if grouped else None, context.job.seed) for g in groups]
     evaluations = [judge.evaluate(demand, configuration) for demand in demands]

@@ -236,6 +236,15 @@ class LengthSource:
             self.task.name, rl_steps or (0, 0), batch, tables, cut, reward, tuple(dict.fromkeys(notes)), images
         )
 
+    def drifts(self, rl_steps: int) -> bool:
+        """Whether the first so many rl_steps reach past the recorded ones, along a trend of their lengths."""
+        if self.table is not None and rl_steps <= int(self.table.steps().max()) + 1:
+            return False
+        try:
+            return self.model.drift.trend
+        except SpecError:  # every recorded response was cut: no law is known
+            return False
+
     def cap_that_cuts(self, share: float, rl_steps: tuple[int, int] | None = None) -> int | None:
         """The least maximum length [tokens] that cuts at most ``share`` of responses; None where none is known to.
 

@@ -54,6 +54,10 @@ class MixedSource(LengthSource):
         """Those of its tasks, in the order of `Demand.of_tasks`."""
         return tuple(part.source for part in self.parts)
 
+    def drifts(self, rl_steps: int) -> bool:
+        """Whether those of any task do."""
+        return any(part.source.drifts(rl_steps) for part in self.parts)
+
     def _demand(self, batch: Batch, rl_steps: tuple[int, int] | None, seed: int) -> Demand:
         found = [part.source.demand(part.batch, rl_steps, seed) for part in self.parts]
         count = max(len(demand.tables) for demand in found)

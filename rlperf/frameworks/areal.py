@@ -318,6 +318,8 @@ def _algorithm(run: Run) -> list[Setting]:
         *adapters(run),
     ]
     roles = (["ref"] if reference else []) + (["critic"] if run.algorithm == "ppo" else [])
+    if any(scorer.kind == "teacher" for scorer in run.scorers):
+        roles.append("teacher.train")  # refused without (1.0.4 api/cli_args.py TeacherConfig); its keys say the path
     for role in roles:
         settings += [
             Setting(f"{role}.{name}", value)

@@ -240,7 +240,9 @@ SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
         ScorerKeys(("reward",), "own", {}, _BY_ROLE, together=False, unless=_NO_MODEL),
         ScorerKeys(("reward",), "shared", {}, _BY_ROLE, together=True, unless=_NO_MODEL),
     ),
-    "areal": (ScorerKeys(("teacher",), "shared", {"teacher.engine_type": "train"}, {"teacher.path": "checkpoint"}),),
+    "areal": (
+        ScorerKeys(("teacher",), "shared", {"teacher.engine_type": "train"}, {"teacher.train.path": "checkpoint"}),
+    ),
 }
 """Framework -> how it states scorers (sources: the keys of ``facts/*.tsv``)."""
 

@@ -94,6 +94,7 @@ def simulate_apart(
     devices_per_replica: int = 1,
     routing: Routing = "round_robin",
     options: EngineOptions = PLAIN,
+    rounds: int = MOST_ROUNDS,
 ) -> RolloutResult:
     """A synchronous rollout whose prompts are read by ``apart.readers`` of ``replicas`` equal replicas.
 
@@ -102,6 +103,7 @@ def simulate_apart(
     is settled first, since nothing waits for what comes later.
 
     A trajectory that waits for a free environment (``options.trajectories``) has its first prompt read meanwhile.
+    ``rounds``: that are simulated at most; after the first a rollout of agents is within some 3 % of where they agree.
 
     Raises
     ------
@@ -118,7 +120,7 @@ def simulate_apart(
     pace_s = float(cost.decode_s(running, running * float(serves.prompt_tokens.mean())))
     writing_s = serves.response_tokens * pace_s
     makespan_s, full_cache, full_places = 0.0, False, False
-    for _ in range(MOST_ROUNDS):
+    for _ in range(rounds):
         gaps_s = writing_s + trajectories.tool_latency_s
         asked = replace(trajectories, response_tokens=np.ones_like(trajectories.response_tokens), tool_latency_s=gaps_s)
         read = simulate_rollout(asked, kinds, routing=routing, options=plain)

@@ -6,7 +6,7 @@ import pytest
 
 from rlperf.api import ask, size_job
 from rlperf.errors import SpecError
-from rlperf.plan.size import _offered
+from rlperf.plan.size_offers import offered_jobs
 from rlperf.specs.job import Job
 
 
@@ -46,6 +46,20 @@ def test_size_prices_the_rollouts_cluster_and_asks_for_the_price_that_is_missing
         size_job(job(), "usd/step<=1", clusters=["h100=2.5"], most_nodes=1)
     assert len(error.value.problems) == 1
     offered = [
-        (each.cluster, each.price, each.pool("rollout").price) for each in _offered(job(), ("h100=2.5", "h20=1"))
+        (each.cluster, each.price, each.pool("rollout").price) for each in offered_jobs(job(), ("h100=2.5", "h20=1"))
     ]
     assert offered == [("dgx_h100", 2.5, 1.0), ("hgx_h20", 1.0, 1.0)]
+
+
+def test_size_counts_the_nodes_of_the_rollouts_cluster_too() -> None:
+    """One node of it stood on every row: no number of the trainer's met the target."""
+    alone = size_job(job(nodes=1), "step<=30s", clusters=["h100=2.5"], most_nodes=8)
+    sized = size_job(job(price="1 USD/h"), "step<=30s", clusters=["h100=2.5"], most_nodes=8)
+    assert alone.best is None and all(row.rollout_nodes is None for row in alone.rows)
+    assert sized.best is not None and sized.best.rollout_nodes is not None and sized.by == "usd"
+    assert sized.best.rollout_nodes > 1
+    assert sized.best.devices == 8 * (sized.best.nodes + sized.best.rollout_nodes)
+    usd_per_s = 8 * (2.5 * sized.best.nodes + sized.best.rollout_nodes) / 3600.0
+    assert sized.best.usd_per_step == pytest.approx(usd_per_s * (sized.best.rl_step_s or 0.0))
+    assert sized.verdict.startswith(f"{sized.best.nodes} node")
+    assert f" and {sized.best.rollout_nodes} of hgx_h20: the cheapest" in sized.verdict

@@ -76,11 +76,20 @@ def _print(found: object) -> None:
     from rlperf.units import human_seconds, human_usd
 
     assert isinstance(found, Sizing)
-    noted = any(row.note for row in found.rows)
-    heads = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", *(["note"] if noted else []))
+    noted, two = any(row.note for row in found.rows), any(row.rollout_nodes for row in found.rows)
+    heads = (
+        "cluster",
+        "nodes",
+        *(["rollout nodes"] if two else []),
+        "devices",
+        "rl_step",
+        "USD per rl_step",
+        "meets",
+        *(["note"] if noted else []),
+    )
     rows = [
         (
-            row.cluster, str(row.nodes), str(row.devices),
+            row.cluster, str(row.nodes), *([str(row.rollout_nodes or "-")] if two else []), str(row.devices),
             "-" if row.rl_step_s is None else human_seconds(row.rl_step_s),
             "-" if row.usd_per_step is None else human_usd(row.usd_per_step),
             "yes" if row.meets else "no", *([row.note] if noted else []),

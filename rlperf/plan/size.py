@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlperf.errors import InfeasibleError, Problem, SpecError
+from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.floor import LeastStep, floor_of
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.words import layout_words
+from rlperf.plan.size_offers import Asked, offered_jobs, unpriced_of
 from rlperf.plan.size_target import SizeTarget
 from rlperf.processes import over_cores
-from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.objectives import OBJECTIVES
-from rlperf.specs.pool import PoolSpec
-from rlperf.specs.short_job import cluster_named
 from rlperf.told import Tell, quiet
-from rlperf.units import human_seconds, human_usd, parse_quantity
+from rlperf.units import human_seconds, human_usd
 
 if TYPE_CHECKING:
     import polars as pl
-
-Asked = Callable[[Job], tuple[Context, FrameworkFacts | None]]
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -40,6 +33,7 @@ class SizeRow:
 
     ``usd_per_step`` : of every device of the nodes, whether the plan uses it or not
     ``off_path`` : its best layout is one that nobody runs, as seven stages are (`rlperf.plan.search.beaten_path`)
+    ``rollout_nodes`` : of the rollout's own cluster, where the job leaves open how many; ``devices`` are of both
     """
 
     cluster: str
@@ -51,6 +45,7 @@ class SizeRow:
     meets: bool
     note: str = ""
     off_path: bool = False
+    rollout_nodes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,10 +102,12 @@ class Sizing:
         if self.best is None:
             return "none"
         words = f"{self.best.nodes} node{'s' if self.best.nodes > 1 else ''} of {self.best.cluster}"
+        if self.best.rollout_nodes is not None and self.plan is not None:
+            words += f" and {self.best.rollout_nodes} of {self.plan.job.pool('rollout').cluster}"
         if self.by == "usd":
             return f"{words}: the cheapest{self._ties}"
-        several = len({row.cluster for row in self.rows}) > 1
-        if not several:
+        several = len({row.cluster for row in self.rows}) > 1 or self.best.rollout_nodes is not None
+        if not several or not self.unpriced:
             return f"{words}: the fewest devices"
         lack = f"{' and '.join(self.unpriced)} {'has' if len(self.unpriced) == 1 else 'have'} no price"
         how = f"--price {','.join(f'{name}=...' for name in self.unpriced)} in USD per device and hour"
@@ -198,32 +195,6 @@ EACH = 8
 not."""
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A cluster to try, and what one of its devices costs an hour [USD/h]; None: what its profile states."""
-
-    cluster: str
-    price: float | None = None
-
-    @classmethod
-    def of(cls, text: str) -> Offer:
-        """``dgx_h100`` or ``dgx_h100=2.50``, with or without its unit.
-
-        >>> Offer.of("dgx_h100=2.50 USD/h").price, Offer.of("a100 = 1.3").price, Offer.of("clusters/mine.yaml").price
-        (2.5, 1.3, None)
-        """
-        name, equals, price = (part.strip() for part in text.partition("="))
-        if not equals:
-            return cls(name)
-        try:
-            found = parse_quantity(f"{price} USD/h" if _NUMBER.fullmatch(price) else price, "usd_per_hour")
-        except ValueError as error:
-            raise SpecError(f"the price of cluster {name}: {error}") from error
-        if not 0.0 < found < math.inf:
-            raise SpecError(f"the price of cluster {name} must be above 0")
-        return cls(name, found)
-
-
 def size_job(
     job: Job, target: SizeTarget, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64,
     report: Tell | None = None,
@@ -244,11 +215,13 @@ def size_job(
     for, since the price per rl_step has a minimum. Nodes whose best layout leaves the
     beaten path (a number that only seven stages divide) are taken where no others meet the target: a plan is held
     against layouts of its own number of devices, and there all may lie off it.
+    Of a rollout pool on a cluster of its own, without devices or nodes stated, every row has as many nodes (a power of
+    two, at most ``most_nodes``) as meet the target there, or as still help.
     """
     if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
-    offered = _offered(job, clusters)
-    unpriced = _check(offered, target, ask)
+    offered = offered_jobs(job, clusters)
+    unpriced = unpriced_of(offered, target, ask)
     jobs = {asked.cluster: asked for asked in offered}
     search = partial(_searched, target=target, ask=ask, most_nodes=most_nodes)
     found = over_cores(search, jobs, report or quiet, each=most_nodes.bit_length())
@@ -259,9 +232,8 @@ def size_job(
     if not meeting:
         return Sizing(target, rows, None, None, floors, unpriced=unpriced)
     priced = all(row.usd_per_step is not None for row in rows if row.rl_step_s is not None)
-    by: Literal["usd", "devices"] = (
-        "usd" if priced and (target.measure == "usd/step" or len(offered) > 1) else "devices"
-    )
+    unlike = len(offered) > 1 or job.pool("rollout").cluster is not None
+    by: Literal["usd", "devices"] = "usd" if priced and (target.measure == "usd/step" or unlike) else "devices"
     best, plan = min(
         meeting, key=lambda item: (item[0].usd_per_step if by == "usd" else 0.0, item[0].devices, item[0].value)
     )
@@ -293,46 +265,6 @@ def _in_full(plan: Plan | None, ask: Asked) -> Plan | None:
     return plan_job(context, facts=facts)
 
 
-def _offered(job: Job, clusters: Sequence[str]) -> list[Job]:
-    """The job on each cluster to try, at the price of that cluster's devices; one named twice takes its last price."""
-    prices: dict[str, float | None] = {}
-    for offer in [Offer.of(text) for text in clusters] or [Offer(job.cluster, job.price)]:
-        name = cluster_named(offer.cluster)
-        prices[name] = offer.price or prices.get(name) or (job.price if name == job.cluster else None)
-    changes: dict[str, Any] = {}
-    if OBJECTIVES[job.objective.minimize].needs_price:  # of nodes that are paid for, the fastest plan is cheapest
-        changes["objective"] = job.objective.model_copy(update={"minimize": "step_time"})
-    changes["pools"] = tuple(_priced(pool, prices) for pool in job.pools)
-    return [job.model_copy(update={**changes, "cluster": name, "price": usd}) for name, usd in prices.items()]
-
-
-def _priced(pool: PoolSpec, prices: Mapping[str, float | None]) -> PoolSpec:
-    """A pool at the price that is given for the cluster of its own, if any."""
-    usd = None if pool.cluster is None else prices.get(cluster_named(pool.cluster))
-    return pool if usd is None else pool.model_copy(update={"price": usd})
-
-
-def _check(offered: Sequence[Job], target: SizeTarget, ask: Asked) -> tuple[str, ...]:
-    """Everything that is wrong with any cluster, before the first is planned; what has no price, where none is due."""
-    problems: list[Problem] = []
-    unpriced: dict[str, None] = {}
-    for job in offered:
-        try:
-            unpriced |= dict.fromkeys(ask(job.model_copy(update={"nodes": 1}))[0].unpriced)
-        except SpecError as error:
-            problems += error.problems
-    if target.measure == "usd/step":
-        problems += map(_no_price, unpriced)
-    if problems:
-        raise SpecError(dict.fromkeys(problems))
-    return tuple(sorted(unpriced))
-
-
-def _no_price(cluster: str) -> Problem:
-    hint = f"state it: --price {cluster}=2.50 in USD per device and hour, or price in the job or the cluster's file"
-    return Problem(f"a USD target needs what a device of {cluster} costs", suggestion=hint)
-
-
 @dataclass(eq=False)
 class _Tried:
     """Node counts of one cluster that were planned."""
@@ -353,9 +285,9 @@ class _Tried:
 
     @property
     def enough(self) -> int | None:
-        """`Floor.enough_nodes`."""
+        """`Floor.enough_nodes`; None, too, where rows differ in the rollout's nodes."""
         seconds = {row.nodes: row.rl_step_s for row in self.rows if row.rl_step_s is not None}
-        if not seconds:
+        if not seconds or self._two:
             return None
         last, best = max(seconds), min(seconds.values())
         fewest = min(nodes for nodes, each in seconds.items() if each <= best / (1.0 - HELPS))
@@ -366,7 +298,7 @@ class _Tried:
 
         Nothing is planned where the floor misses the target: no number of nodes meets it.
         """
-        context, _ = self.ask(self.job.model_copy(update={"nodes": 1}))
+        context, _ = self.ask(self._on(1, 1))
         self.least = _least(context)
         if self.target.measure == "step" and self.least is not None and self.least.rl_step_s > self.target.limit:
             devices = self.most * context.cluster.devices
@@ -380,7 +312,7 @@ class _Tried:
             if self.made and self._too_dear(context, nodes):
                 break
             self._try(nodes)
-            if self.target.measure != "usd/step" and self._meeting and self.enough is not None:
+            if self.target.measure != "usd/step" and self._meeting and self._at_end(nodes):
                 break
         if self._meeting and self.target.measure != "usd/step":
             self._between(min(self._meeting))
@@ -392,6 +324,29 @@ class _Tried:
         usd_per_s = one.usd_per_s(apart, nodes * one.cluster.devices) or 0.0
         least_s = 0.0 if self.least is None else self.least.rl_step_s
         return self.target.measure == "usd/step" and usd_per_s * least_s > self.target.limit
+
+    @property
+    def _two(self) -> bool:
+        """Whether the nodes of the rollout's own cluster are sized, too."""
+        pool = self.job.pool("rollout")
+        return pool.cluster is not None and pool.nodes is None and pool.devices is None
+
+    def _on(self, nodes: int, apart: int) -> Job:
+        """The job on so many nodes, and ``apart`` of the rollout's own cluster where those are sized, too."""
+        pools = (
+            each.model_copy(update={"nodes": apart}) if self._two and each.role == "rollout" else each
+            for each in self.job.pools
+        )
+        return self.job.model_copy(update={"nodes": nodes, "pools": tuple(pools)})
+
+    def _at_end(self, nodes: int) -> bool:
+        """Whether more nodes than these, which do, help no further; of two clusters: cost no less than half of them."""
+        if not self._two:
+            return self.enough is not None
+        half, last = self.made.get(nodes // 2), self.made[nodes]
+        if half is None or not half.meets:
+            return False
+        return (last.usd_per_step or last.devices) >= (half.usd_per_step or half.devices)
 
     def _between(self, high: int) -> None:
         """Fewer nodes than the first doubling that meets the target, as long as they do, too."""
@@ -416,21 +371,41 @@ class _Tried:
         return self.made[nodes]
 
     def _row(self, nodes: int) -> tuple[SizeRow, Plan | None]:
-        context, facts = self.ask(self.job.model_copy(update={"nodes": nodes}))
+        """The row of so many nodes: of a rollout that is sized, too, the cheapest where USD are asked for, else the
+        fewest that meet the target or come within `HELPS` of the best."""
+        found = [self._planned(nodes, 1)]
+        while self._two and 2 ** len(found) <= self.most and self._may_help(*(row for row, _ in found[-2:])):
+            found.append(self._planned(nodes, 2 ** len(found)))
+        if found[-1][0].meets and self.target.measure != "usd/step":
+            return found[-1]
+        values = [math.inf if row.value is None else row.value for row, _ in found]
+        enough = min(values) / (1.0 if self.target.measure == "usd/step" else 1.0 - HELPS)
+        return next(each for each, value in zip(found, values, strict=True) if value <= enough)
+
+    def _may_help(self, *last: SizeRow) -> bool:
+        """Whether more nodes of the rollout may do better than the last two numbers of them."""
+        before, now = (row.rl_step_s for row in (last[0], last[-1]))
+        if last[-1].meets and self.target.measure != "usd/step":
+            return False
+        return len(last) == 1 or before is None or now is None or now <= (1.0 - HELPS) * before
+
+    def _planned(self, nodes: int, apart: int) -> tuple[SizeRow, Plan | None]:
+        context, facts = self.ask(self._on(nodes, apart))
+        own = apart if self._two else None
         cluster, devices = self.job.cluster, context.cluster.devices
         try:
             plan = plan_job(context, facts=facts, free_schedule=False)
         except InfeasibleError as error:
             why = error.nearest_miss or error.message
-            return SizeRow(cluster, nodes, devices, None, None, None, False, why), None
+            return SizeRow(cluster, nodes, devices, None, None, None, False, why, rollout_nodes=own), None
         step_s = SizeTarget("step", math.inf).value(plan)
         apart = context.rollout_hardware.cluster.devices if context.own_rollout else 0
         usd_per_s = context.usd_per_s(apart, devices)
         usd = None if usd_per_s is None else usd_per_s * step_s
         value = usd if self.target.measure == "usd/step" else self.target.value(plan)
-        assert value is not None  # `_check` has refused USD without a price
+        assert value is not None  # `unpriced_of` has refused USD without a price
         meets, note = value <= self.target.limit, _off_path(plan)
-        return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, meets, note, bool(note)), plan
+        return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, meets, note, bool(note), own), plan
 
 
 def _off_path(plan: Plan) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlperf.api import Jobs, ask, job_of, load_job
-from rlperf.errors import InfeasibleError, SpecError
+from rlperf.errors import InfeasibleError, Problem, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.compare import Side, compare_sides, job_of_plan, side_of
 from rlperf.plan.planner import plan_job
@@ -106,6 +106,9 @@ def what_if(
     ------
     SpecError : changes that name no field of a job, or values that it refuses
     """
+    if not isinstance(changes, Mapping | None):
+        due = '{"half the cap": {"tasks.*.max_response_tokens": 8192}}'
+        raise SpecError(Problem(f"what_if: changes by their names are due, {due} (given: {changes!r})"[:200]))
     base, folder = job_and_folder(job_of(job, values), folder)
     changed = {name: changed_job(base, fields, name) for name, fields in (changes or {}).items()}
     judged = partial(side_of_job, draws=draws, plan=plan, folder=folder)

@@ -57,8 +57,8 @@ class Question:
         return self.context, self.facts
 
 
-Jobs = Job | Mapping[str, Any] | Path | str
-"""What stands for a job: an object, the fields of one, or the path of its file (or of a plan.yaml)."""
+Jobs = Job | Plan | Mapping[str, Any] | Path | str
+"""What stands for a job: an object, a plan of it, the fields of one, or the path of its file (or of a plan.yaml)."""
 
 
 def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
@@ -73,6 +73,8 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     >>> job_of({"model": "Qwen3-8B", "gpus": 16}, {"framework": "slime"}).framework
     'slime'
     """
+    if isinstance(job, Plan):
+        job = job.job
     if isinstance(job, Mapping):
         values, job = {**job, **values}, None
     if job is None and not values:
@@ -182,13 +184,13 @@ def plan_job(job: Jobs | None = None, *, report: Tell | None = None, folder: Pat
     return planner.plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
 
 
-def predict_job(job: Jobs | Plan | None = None, **values: Any) -> Prediction:
+def predict_job(job: Jobs | None = None, **values: Any) -> Prediction:
     """What a job's pinned configuration does; open values are filled in and named in ``assumed``.
 
     A plan (an object, or the path of its plan.yaml) is predicted as it stands: its first phase.
     ``values`` : see `job_of`.
     """
-    return judge(job if isinstance(job, Plan) else job_of(job, values))[2]
+    return judge(job if isinstance(job, Plan) and not values else job_of(job, values))[2]
 
 
 def judge(
@@ -219,7 +221,7 @@ def judge(
 
 
 def size_job(
-    job: Jobs | None = None, target: str = "", *, clusters: Sequence[str] = (),
+    job: Jobs | None = None, target: str = "", *, clusters: str | Sequence[str] = (),
     prices: Mapping[str, float | str] | None = None, most_nodes: int = 64, report: Tell | None = None, **values: Any,
 ) -> Sizing:  # fmt: skip
     """The smallest or cheapest cluster on which a job meets ``step<=300s``, ``usd/step<=5`` or ``run<=3d``.
@@ -232,7 +234,10 @@ def size_job(
     from rlperf.plan.size import size_job as sized
     from rlperf.plan.size_target import parse_target
 
-    clusters = [*clusters, *(f"{name}={usd}" for name, usd in (prices or {}).items())]
+    clusters = [
+        *([clusters] if isinstance(clusters, str) else clusters),
+        *(f"{name}={usd}" for name, usd in (prices or {}).items()),
+    ]
     job = job_of(job, values)
     folder = None if isinstance(job, Job) else folder_of(job)
     return sized(

@@ -81,6 +81,31 @@ def test_what_if_and_gains_ask_where_the_job_lies(tmp_path: Path) -> None:
     assert found.rl_step_s == pytest.approx(planned, rel=0.1)
 
 
+def test_a_plan_stands_for_its_job() -> None:
+    """`what_if` refused a plan, and `predict_job` of a plan took no notice of the words beside it."""
+    plan = rlperf.plan_job(rlperf.short_job("Qwen3-4B", 8, max_response="4k", prompts=16))
+    table = rlperf.what_if(plan, {"twice the nodes": {"nodes": 2}}, draws=2)
+    assert [row.devices for row in table.rows] == [8, 16]
+    assert rlperf.predict_job(plan).rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s)
+    assert rlperf.predict_job(plan, nodes=2).rl_step_s < 0.9 * rlperf.predict_job(plan).rl_step_s
+    assert rlperf.plan_job(plan, nodes=2).job.nodes == 2
+    swept = rlperf.sweep_job(Sweep(job=plan.job, grid={"nodes": [1, 2]}), workers=1)
+    assert swept.to_frame()["nodes"].to_list() == [1, 2]
+    assert rlperf.size_job(plan.job, "step<=1s", clusters="h100", most_nodes=1).rows[0].cluster == "dgx_h100"
+
+
+def test_a_device_named_as_a_cluster_is_told_the_clusters_it_ships_in() -> None:
+    with pytest.raises(
+        rlperf.SpecError, match="write generic:mi300x, or mi300x_node, which has nodes as they are sold"
+    ):
+        rlperf.load_cluster("mi300x")
+
+
+def test_what_if_refuses_names_alone() -> None:
+    with pytest.raises(rlperf.SpecError, match="changes by their names are due"):
+        rlperf.what_if(rlperf.short_job("Qwen3-4B", 8), ["fp8 rollouts"])  # type: ignore[arg-type]
+
+
 def test_what_if_refuses_a_field_that_no_job_has() -> None:
     with pytest.raises(rlperf.SpecError, match="typo"):
         rlperf.what_if(JOB, {"typo": {"tasks.*.max_respons": 5}})

@@ -224,7 +224,14 @@ def _cluster_file(name_or_path: str | Path, folder: Path | str | None) -> Path:
         except SpecError:
             raise error from None
         hint = f"{device.stem} is a device: write generic:{device.stem}"
+        shipped = [name for name in profile_names("clusters") if name != "generic" and _device_of(name) == device.stem]
+        hint += f", or {' or '.join(shipped)}, which has nodes as they are sold" if shipped else ""
         raise SpecError(Problem(error.problems[0].message, suggestion=hint)) from None
+
+
+def _device_of(cluster: str) -> str:
+    path = _locate("clusters", cluster, None)
+    return _cluster(path, stamp(path)).device
 
 
 def _generic(device: Device, folder: Path | str | None) -> Cluster:

@@ -47,6 +47,11 @@ class Sweep(Frozen):
     grid: dict[str, Any] = Field(default_factory=dict, description="dotted path -> list, range or scalar")
     points: tuple[dict[str, Any], ...] = Field((), description="settings that belong together, one entry per point")
 
+    @field_validator("job", mode="before")
+    @classmethod
+    def _fields_of_a_job(cls, given: Any) -> Any:
+        return given.stated() if isinstance(given, Job) else given
+
     @field_validator("grid", "points", mode="before")
     @classmethod
     def _tokens_counted(cls, given: Any) -> Any:

@@ -70,8 +70,9 @@ def _not_stored(framework: str, run: Run) -> set[str]:
     """Values that the framework's files do not hold."""
     missing: set[str] = {"trainer.parked"} if framework in ("nemo_rl", "areal") else set()
     if framework == "trl":
-        # The server's GPUs stand in the launch of the server.
+        # The server's GPUs and its share of their memory stand in the launch of the server.
         missing = {"trainer.token_budget", "rollout.devices", "rollout.data_parallel", "run.devices"}
+        missing |= {"rollout.memory_fraction"} if run.mode == "disaggregated" else set()
     if framework == "areal":
         missing |= {"trainer.offload"} if run.trainer.backend == "megatron" else set()
     if run.trainer.token_budget is None:

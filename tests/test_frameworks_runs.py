@@ -303,6 +303,18 @@ def test_every_field_of_what_runs_without_a_key_is_one_that_no_key_states() -> N
                 assert str(ref(f"{spec.role}.{name}")) not in stated
 
 
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
+def test_files_of_verl_have_no_key_that_its_newest_release_refuses(backend: str) -> None:
+    """0.9.1 has neither (TypeErrors of workers/config/actor.py and engine.py): every file stated the first."""
+    stage = 3 if backend == "fsdp2" else 1
+    kept = {"trainer__zero_stage": stage, "trainer__parked": True, "trainer__router_replay": "none"}
+    run = _run("verl", trainer__backend=backend, **kept)
+    for version, stated in (("0.9", False), ("main", False), ("0.7", backend == "megatron")):
+        written = _written(run, "verl", version)[1]
+        assert A + "router_replay.mode" not in written  # nothing is replayed
+        assert (A + "megatron.grad_offload" in written) == stated
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_verl_defers_reductions_where_the_plan_does(whole: bool, tmp_path: Path) -> None:
     """A key of 0.9.1 (engine/fsdp/transformer_impl.py:692), which 0.9.0 would refuse: written where it is on."""

@@ -131,6 +131,8 @@ def test_what_has_no_experts_has_nothing_to_replay() -> None:
     ("framework", "settings", "key"),
     [
         ("verl==0.9.1", {"router_replay": "R3", "optimizer": "muon"}, "enable_rollout_routing_replay"),
+        ("verl==0.9.1", {"router_replay": "R3"}, "actor.megatron.router_replay.mode"),
+        ("verl==0.7", {"router_replay": "R3"}, "actor.router_replay.mode"),
         ("slime", {"router_replay": "R2", "optimizer": "muon"}, "use-routing-replay"),
         ("slime", {"router_replay": "R3"}, "use-rollout-routing-replay"),
     ],

@@ -46,6 +46,9 @@ IDLE: dict[str, dict[str, tuple[str, str, str]]] = {
         "generator.inference_engine.enable_chunked_prefill": ("", "", "reaches no engine (train/config/config.py)"),
     },
     "verl": {
+        "actor_rollout_ref.actor.router_replay.mode": (
+            "0.8-", "", "is read by nobody (0.9.0 workers/engine_workers.py:494): actor.megatron.router_replay.mode is"
+        ),
         **{f"actor_rollout_ref.rollout.{name}": ("", "sglang", _SGLANG)
            for name in ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")},
         "actor_rollout_ref.actor.use_prefix_grouper": (

@@ -40,7 +40,6 @@ from rlperf.frameworks.fields import (
     quantized,
     read_fields,
     resolve,
-    words,
     write_fields,
     zero_as,
 )
@@ -64,6 +63,9 @@ from rlperf.frameworks.verl_reading import (
 )
 from rlperf.frameworks.verl_settings import (
     NO_SYNC,
+    OLD_REPLAY,
+    OLD_WORKERS,
+    REPLAY,
     A,
     F,
     G,
@@ -177,7 +179,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.whole_gradients", F + NO_SYNC, note="0.9.1", backend="fsdp2"),
     field("trainer.chunked_loss", M + "use_fused_kernels", note="no full logits tensor"),
     field("trainer.optimizer", A + "optim.optimizer", OPTIMIZER, note="adam, or Megatron's muon", backend="megatron"),
-    field("trainer.router_replay", A + "router_replay.mode", words(none="disabled"), "experts as recorded"),
+    field("trainer.router_replay", f"{G}router_replay.mode {OLD_REPLAY}", REPLAY, "experts as recorded",
+          backend="megatron"),
     field("trainer.shared_prefix", A + "use_prefix_grouper", note="a group's prompt once", backend="fsdp2",
           until=GROUPED),
     field("trainer.freeze_vision", A + "freeze_vision_tower", note="the vision tower is not trained"),
@@ -406,6 +409,8 @@ class Verl:
         )
         if target.version != GROUPED:
             run = replace(run, trainer=run.trainer.having(shared_prefix=None))
+        if target.version == OLD_WORKERS and target.backend == "megatron":
+            run = replace(run, trainer=run.trainer.having(router_replay=REPLAY.read(flat.get(OLD_REPLAY), run)))
         whole = _lending(run.completed())
         if whole.rollout.prefill_replicas:
             group = 1 + int(flat.get(_WRITERS) or 1)

@@ -10,7 +10,7 @@ from rlperf.frameworks.drafting import read_sglang, read_vllm
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE
 from rlperf.frameworks.keytable import Flat
 from rlperf.frameworks.run import BatchFacts, Run, TrainerRun
-from rlperf.frameworks.verl_settings import NO_SYNC, REF, A, G, M, R
+from rlperf.frameworks.verl_settings import NO_SYNC, OLD_REPLAY, REF, A, G, M, R
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, mode_of_staleness
 from rlperf.specs.pool import Offload
@@ -33,7 +33,7 @@ ALSO_READ = frozenset(
         "data.gen_batch_size", R + "multi_turn.enable", R + "multi_turn.max_assistant_turns",
         A + "ppo_micro_batch_size", R + "log_prob_micro_batch_size",
         "async_training.trigger_parameter_sync_step", "data.train_batch_size", "algorithm.filter_groups.enable",
-        *QAT,
+        *QAT, OLD_REPLAY,
     }
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import node_shape
 from rlperf.frameworks.drafting import drafting_of, sglang_drafts, vllm_drafts
-from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target
+from rlperf.frameworks.fields import TOKENS_PER_DEVICE, Setting, Target, words
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.nearest import with_stage_ends
 from rlperf.frameworks.phases import enough_epochs
@@ -35,6 +35,12 @@ NO_SYNC = "use_no_sync_for_gradient_accumulation"
 """Key of 0.9.1; 0.9.0 lacks it and holds gradients whole (verl/workers/engine/fsdp/transformer_impl.py:673)."""
 SPANNED = "policy versions that a sample may span: its own counts too, so staleness + 1"
 """Staleness in the sampler's words: step - step of submission + 1 (verl/trainer/ppo/v1/replay_buffer.py:511)."""
+
+
+REPLAY = words(none="disabled")
+OLD_REPLAY, OLD_WORKERS = A + "router_replay.mode", "0.7"
+"""The key that the older of 0.7's two kinds of workers reads (0.7.1 workers/actor/megatron_actor.py:182). The newer
+reads Megatron's own, and 0.8 on that alone (0.9.0 workers/engine_workers.py:494); 0.9.1 refuses this one."""
 
 
 def at_least(version: str, first: str) -> bool:
@@ -207,8 +213,11 @@ def megatron_settings(run: Run, target: Target) -> list[Setting]:
             Setting(old + "method", "uniform"),
             Setting(old + "num_layers", 1),
         ]
-    if target.backend == "megatron" and run.trainer.parked:
+    if target.backend == "megatron" and run.trainer.parked and not at_least(target.version, "0.8"):
+        # later nothing reads it, and 0.9.1 refuses it
         settings.append(Setting(G + "grad_offload", True, "gradients leave with the optimizer"))
+    if target.backend == "megatron" and target.version == OLD_WORKERS and run.trainer.router_replay in ("R2", "R3"):
+        settings.append(Setting(OLD_REPLAY, run.trainer.router_replay, "what its older workers read"))
     if target.backend == "megatron" and run.trainer.offload_optimizer:
         settings += [
             Setting(H + "optimizer_offload_fraction", 1.0),

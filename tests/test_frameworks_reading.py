@@ -329,6 +329,23 @@ def test_a_base_of_nemo_rl_that_is_not_here_is_said_and_leaves_one_trainer(tmp_p
     assert "defaults" in found["grpo_math_8B_megatron"]
 
 
+def test_roles_of_areal_are_those_whose_section_a_file_has(tmp_path: Path) -> None:
+    """Its KL coefficient is 0.1 by default: a reference that nobody loads was told. A teacher on engines of its
+    own was not told at all."""
+    pools = {"actor.backend": "fsdp:d4", "rollout.backend": "sglang:d4", "actor.path": "Qwen/Qwen3-8B"}
+    plain = {**pools, "train_dataset.batch_size": 64, "gconfig.n_samples": 8, "gconfig.max_new_tokens": 1024}
+    file, references = tmp_path / "run.yaml", []
+    for beside in ({}, {"ref.backend": "fsdp:d4"}, {"ref.backend": "fsdp:d4", "actor.kl_ctl": 0.0}):
+        file.write_text(yaml.safe_dump(nest({**plain, **beside}.items())))
+        references.append(import_config([file], "areal").run.reference)
+    assert references == [False, True, False]
+    for kind, refused in (("train", False), ("rollout", True), (None, True)):
+        teacher = {"teacher.train.path": "Qwen/Qwen3-32B", "teacher.train.backend": "fsdp:d4"}
+        teacher |= {"teacher.engine_type": kind} if kind else {}
+        file.write_text(yaml.safe_dump(nest({**plain, **teacher}.items())))
+        assert bool(import_config([file], "areal").run.wrong) == refused
+
+
 def test_a_server_of_trl_that_nobody_launches_here_has_its_own_memory(tmp_path: Path) -> None:
     """vllm_gpu_memory_utilization acts in colocate mode alone: 0.3 was taken, and raising it was the advice."""
     file = tmp_path / "run.yaml"

@@ -13,7 +13,7 @@ from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.areal_allocation import allocation, parse_allocation
 from rlperf.frameworks.areal_microbatches import cap_of, whole_passes
-from rlperf.frameworks.areal_reading import ALSO_READ, ArealFacts, read_rest, read_trainer
+from rlperf.frameworks.areal_reading import ALSO_READ, ArealFacts, read_rest, read_trainer, stated_role, unread_teacher
 from rlperf.frameworks.areal_trained import adapters, in_eight_bits
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
@@ -211,7 +211,8 @@ class Areal:
         if _EXPORTS not in source.keys:  # agents' default, which workflows of one turn or with tokens do not read
             run = replace(run, trainer=run.trainer.having(turn_samples=None))
         run = read_rest(replace(run, trainer=read_trainer(run.trainer, flat)), flat)
-        run = replace(run, trainer=whole_passes(run, flat))
+        run = replace(run, trainer=whole_passes(run, flat), wrong=(*run.wrong, *unread_teacher(source)))
+        run = replace(run, reference=run.reference and stated_role("ref", source))
         run, eight = in_eight_bits(run, source.keys)
         return replace(run.completed(), missing=(*run.missing, *missing)), frozenset(used | ALSO_READ | eight)
 

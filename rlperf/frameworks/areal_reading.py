@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.keytable import Flat
 from rlperf.frameworks.run import BatchFacts, Run, TrainerRun
 from rlperf.specs.modes import mode_of_staleness
@@ -55,6 +56,21 @@ def read_trainer(trainer: TrainerRun, flat: Flat) -> TrainerRun:
         activation_recompute=how if trainer.checkpointing else "none",
         offload="optimizer" if trainer.offload_all else "none",
     )
+
+
+def stated_role(name: str, source: Source) -> bool:
+    """Whether a file has the section of a role that there is none of by default.
+
+    A KL coefficient, which there is, scores no reference by itself (1.0.4 trainer/rl_trainer.py:179).
+    """
+    return any(key.startswith(f"{name}.") for key in source.keys)
+
+
+def unread_teacher(source: Source) -> tuple[str, ...]:
+    """A teacher on engines of its own, which the usual type is (1.0.4 api/cli_args.py TeacherConfig)."""
+    if not stated_role("teacher", source) or source.keys.get("teacher.engine_type") == "train":
+        return ()
+    return ("teacher.engine_type: rollout (rlperf reads no teacher of AReaL but of type train)",)
 
 
 def read_rest(run: Run, flat: Flat) -> Run:

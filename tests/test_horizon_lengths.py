@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rlperf
+from rlperf.api import ask
 from rlperf.plan.answer.phases import mean_prediction
 from rlperf.plan.compare import job_of_plan
 from rlperf.workload import load_model, sample_lengths, save_model
@@ -84,6 +85,24 @@ def test_recorded_rl_steps_are_planned_as_they_were(growing: LengthModel, tmp_pa
         for n in (RECORDED, 4 * RECORDED)
     ]
     assert groups == [None, RECORDED]
+
+
+def test_one_recorded_rl_step_does_not_stand_for_a_group_that_a_trend_goes_through(
+    growing: LengthModel, tmp_path: Path
+) -> None:
+    """The last recorded rl_step, first of its group, stood for all of it: no longer than the group before."""
+    drawn = sample_rl_steps(growing, range(RECORDED + 1), 16, 8, max_response_tokens=32768)
+    write_table(drawn, tmp_path / "own.csv")
+    groups = {"rl_steps": 2 * RECORDED, "group": RECORDED // 2}
+    source = ask(job(str(tmp_path / "own.csv"), 32768, horizon=groups)).context.tasks[0]
+    means = [
+        float(
+            np.mean([table.response_tokens.mean() for table in source.source.demand(source.batches[0], own, 0).tables])
+        )
+        for own in ((0, 19), (20, 39), (40, 59), (60, 79))
+    ]
+    assert means == sorted(means)
+    assert means[2] / means[1] > 1.0 + 0.5 * (means[1] / means[0] - 1.0)
 
 
 def test_memory_and_warnings_of_a_phase_are_of_its_worst_rl_steps() -> None:

@@ -238,7 +238,11 @@ class LengthSource:
 
     def drifts(self, rl_steps: int) -> bool:
         """Whether the first so many rl_steps reach past the recorded ones, along a trend of their lengths."""
-        if self.table is not None and rl_steps <= int(self.table.steps().max()) + 1:
+        return self._goes_on(rl_steps - 1)
+
+    def _goes_on(self, rl_step: int) -> bool:
+        """Whether lengths follow a trend to an rl_step past the recorded ones."""
+        if self.table is not None and rl_step <= int(self.table.steps().max()):
             return False
         try:
             return self.model.drift.trend
@@ -274,8 +278,11 @@ class LengthSource:
         )
 
     def _within(self, rl_steps: tuple[int, int] | None) -> list[LengthTable]:
-        """Recorded rl_steps inside a group."""
+        """Recorded rl_steps that stand for a group: those inside; none where its middle lies past them, on a trend."""
         assert self.table is not None
+        middle = _middle(rl_steps)
+        if middle is not None and self._goes_on(middle):
+            return []
         steps = self.table.steps()
         inside = steps if rl_steps is None else steps[(steps >= rl_steps[0]) & (steps <= rl_steps[1])]
         return [self.table.step(int(step)) for step in inside]

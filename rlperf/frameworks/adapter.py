@@ -18,7 +18,7 @@ from rlperf.frameworks.keyless import keyless_rules, misspelled
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.run import Ref, Run, names_of_rules
 from rlperf.specs.framework import OF_RELEASES, FrameworkFacts, Rule, facts_document, versions_of
-from rlperf.specs.keyless_runs import running
+from rlperf.specs.keyless_settings import running
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
 from rlperf.specs.profiles import load_architecture

@@ -24,7 +24,7 @@ from rlperf.plan.question.context import engine_named, keys_of, with_trainers
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.keyless_runs import running
+from rlperf.specs.keyless_settings import running
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import TOLD, PoolSettings, PoolSpec
 from rlperf.specs.profiles import load_cluster, load_device

@@ -12,7 +12,7 @@ from rlperf.frameworks.keytable import ABSENT, KeyTable, key_table
 from rlperf.frameworks.logs import metric_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.specs.framework import FrameworkFacts, UnderWay
-from rlperf.specs.keyless_runs import Runs
+from rlperf.specs.keyless_settings import KeylessSettings
 from rlperf.specs.modes import MODES
 from rlperf.specs.writer import write_atomic
 
@@ -27,7 +27,7 @@ def _keyless(facts: FrameworkFacts) -> list[str]:
     return ["", f"Without a key: {', '.join(said)}."] if said else []
 
 
-def _where(spec: Runs) -> str:
+def _where(spec: KeylessSettings) -> str:
     """In which modes, and on which devices."""
     size = {None: "", True: "on small devices", False: "on others"}[spec.small_devices]
     said = [*spec.modes, *([size] if size else [])]

@@ -22,7 +22,7 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework_names import FACTS
 from rlperf.specs.frozen import Frozen
-from rlperf.specs.keyless_runs import Runs, running
+from rlperf.specs.keyless_settings import KeylessSettings, running
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
 from rlperf.specs.reader import Document, is_file, read_document
@@ -292,7 +292,7 @@ class FrameworkFacts(Frozen):
     whole_nodes: tuple[NodeCounted, ...] = Field((), description="what files state as nodes of so many devices")
     critic_beside: bool = Field(False, description="one of its own stands beside roles that share theirs, too")
     fork_of: str = Field("", description="framework whose facts hold where its own say nothing")
-    runs: tuple[Runs, ...] = Field((), description="settings that it has no key for, as it runs them")
+    runs: tuple[KeylessSettings, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
     checkpoints: dict[str, CheckpointForm] = Field(

@@ -12,7 +12,7 @@ from rlperf.specs.modes import Mode
 from rlperf.specs.pool import PoolSettings, Role
 
 
-class Runs(Frozen):
+class KeylessSettings(Frozen):
     """Settings of a pool that a framework has no key for, as it runs them."""
 
     role: Role
@@ -29,11 +29,11 @@ class Runs(Frozen):
 
 
 def running(
-    runs: Iterable[Runs], role: Role, modes: Sequence[Mode] = (), small: bool | None = None
+    runs: Iterable[KeylessSettings], role: Role, modes: Sequence[Mode] = (), small: bool | None = None
 ) -> dict[str, tuple[Any, ...]]:
     """Setting -> the values that may run: one, where modes and device decide it.
 
-    >>> tokens = [Runs(role="rollout", settings=PoolSettings(engine_token_budget=n), small_devices=n < 9000)
+    >>> tokens = [KeylessSettings(role="rollout", settings=PoolSettings(engine_token_budget=n), small_devices=n < 9000)
     ...           for n in (8192, 16384)]
     >>> running(tokens, "rollout"), running(tokens, "rollout", small=True)
     ({'engine_token_budget': (8192, 16384)}, {'engine_token_budget': (8192,)})

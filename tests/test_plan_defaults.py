@@ -180,7 +180,7 @@ def test_defaults_that_pad_and_run_close_to_the_limit_are_costed_as_they_run_and
     """TRL pads eight completions a microbatch; logits of a 152k vocabulary leave less than a plan may."""
     task = {
         "name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 8, "mini_batch": 128,
-        "max_prompt_tokens": 2048, "max_response_tokens": 1024,
+        "max_prompt_tokens": 2048, "max_response_tokens": 768,
     }  # fmt: skip
     asked = job(framework="trl", architecture="Qwen2.5-0.5B", nodes=1, devices_per_node=1, tasks=[task])
     trainer = next(pool for pool in stated(asked, 1).pools if pool.role == "trainer")

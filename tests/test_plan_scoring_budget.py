@@ -88,6 +88,9 @@ def test_a_budget_of_its_own_is_named_and_one_that_follows_is_not() -> None:
 
 
 def _times(settings: SettingsValues) -> int:
+    """Budgets of training in one of scoring; 1 where sequences are counted, and none apart for scoring."""
+    if settings.token_budget is None and settings.scoring_microbatch is None:
+        return 1
     assert settings.token_budget and settings.scoring_token_budget
     return settings.scoring_token_budget // settings.token_budget
 

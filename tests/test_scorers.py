@@ -527,11 +527,18 @@ def test_a_scorer_reads_no_more_than_it_has_positions_for() -> None:
 def test_sequences_end_as_the_simulated_ones_do() -> None:
     """The mean end of a sequence, from seconds of an engine_step alone."""
     _, evaluation = judged(TEACHER)
-    ends = evaluation.scorers[0].ends
-    stage = evaluation.rollout.take(slice(0, 1))
-    closed = ends.seconds(stage)[0]
+    ends, last = evaluation.scorers[0].ends[0].seconds(evaluation.rollout.take(slice(0, 1)))
+    closed = ends[0] * float(evaluation.rollout.makespan_s[0]) / last[0]
     assert closed.mean() == pytest.approx(evaluation.rollouts[0].finish_s.mean(), rel=0.15)
     assert np.corrcoef(closed, evaluation.rollouts[0].finish_s)[0, 1] > 0.95
+
+
+def test_what_is_scored_as_it_ends_is_told_of_every_rl_step() -> None:
+    """Its first one stood for all: by 1 to 4 % another rl_step, by which of four lengths the longest is drawn."""
+    (bare, base), (found, evaluation) = judged(), judged({**TEACHER, "devices": 1})
+    assert len(evaluation.scorers[0].ends) == len(evaluation.rollouts) > 1
+    ratio = base.rl_step_s / float(bare.rl_step_s[0])
+    assert float(found.rl_step_s[0]) * ratio == pytest.approx(evaluation.rl_step_s, rel=0.01)
 
 
 def test_a_plan_pinned_is_the_plan_with_its_scorers() -> None:

@@ -24,6 +24,7 @@ from rlperf.specs.reader import below, is_there
 from rlperf.workload import PRESETS, LengthModel, LengthTable, Recording, concat, load_model, read_recording
 from rlperf.workload.fitting import fit_model
 from rlperf.workload.records import reward_max_over_ranks
+from rlperf.workload.representative import representative
 from rlperf.workload.sampling import cap_that_cuts, sample_lengths
 from rlperf.workload.stages import Filtering
 
@@ -33,6 +34,10 @@ MOST_SEQUENCES = 1 << 17
 """Sequences of one rl_step; each is simulated, and no run has had as many."""
 DRAWN = 8
 """Demands that a source remembers."""
+DRAWS, DRAWN_SEQUENCES = 64, 32_768
+"""Draws that those few stand for, and the sequences of them all: as many as take a fraction of a second."""
+UNCUT = 1 << 17
+"""A maximum length that draws are told apart at [tokens]."""
 LARGE, LARGE_REPLICATES = 65_536, 2
 """Trajectories above which an rl_step is an average of its own, and how many of them then stand for all."""
 
@@ -101,6 +106,7 @@ class LengthSource:
     fit: Callable[[], LengthModel]
     sees: bool = True
     _drawn: dict[tuple[Batch, tuple[int, int] | None, int], Demand] = field(default_factory=dict, repr=False)
+    _stand_for_many: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, task: Task, folder: Path | None = None, *, sees: bool = True) -> LengthSource:
@@ -221,8 +227,8 @@ class LengthSource:
             recorded = [recorded[k] for k in kept]
             tables = tuple(as_batch(self.task.name, recorded, batch, seed, notes))
         else:
-            count, middle = _replicates(batch, REPLICATES), _middle(rl_steps)
-            tables = tuple(self._sampled(batch, middle, seed + k) for k in range(count))
+            middle = _middle(rl_steps)
+            tables = tuple(self._sampled(batch, middle, seed + k) for k in self._draws(batch, seed))
             if beyond:
                 law = f"lengths above the recorded maximum ({recorded_cap}) from its fitted law"
                 notes.append(f"{self.task.name}: {law}")
@@ -276,6 +282,19 @@ class LengthSource:
             max_response_tokens=batch.max_response_tokens,
             seed=seed,
         )
+
+    def _draws(self, batch: Batch, seed: int) -> tuple[int, ...]:
+        """Draws that stand for many; whatever cuts a response and whenever it is, the same ones."""
+        count = _replicates(batch, REPLICATES)
+        many = min(DRAWN_SEQUENCES // (batch.generated * batch.group_size), DRAWS)
+        if many <= count:
+            return tuple(range(count))
+        key = (batch.generated, batch.group_size, batch.max_prompt_tokens, seed)
+        if key not in self._stand_for_many:
+            uncut = replace(batch, max_response_tokens=UNCUT)
+            drawn = [self._sampled(uncut, None, seed + k) for k in range(many)]
+            self._stand_for_many[key] = tuple(representative(drawn, count).tolist())
+        return self._stand_for_many[key]
 
     def _within(self, rl_steps: tuple[int, int] | None) -> list[LengthTable]:
         """Recorded rl_steps that stand for a group: those inside; none where its middle lies past them, on a trend."""

@@ -168,6 +168,6 @@ def stage_of(
         makespan_s=makespan_s,
         single_s=alone,
         transition_s=2.0 * weight_bytes / context.hardware.device.host_bandwidth,
-        ends=Ends.of(demand, scorer),
+        ends=tuple(Ends.of(demand, scorer, number) for number in range(len(demand.tables))),
         fields=scorer.fields,
     )

@@ -41,12 +41,12 @@ class Ends:
     _counts: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, demand: Demand, scorer: Scorer) -> Ends:
-        """Of the first rl_step of a demand."""
-        table = demand.trajectories[0]
+    def of(cls, demand: Demand, scorer: Scorer, replicate: int) -> Ends:
+        """Of one rl_step of a demand."""
+        table = demand.trajectories[replicate]
         prompt, generated = (np.asarray(n, dtype=np.float64) for n in (table.prompt_tokens, table.response_tokens))
         kept = scored(generated.size, scorer.share)
-        work = read_tokens(demand.tables[0], scorer) + float(scorer.response_tokens)
+        work = read_tokens(demand.tables[replicate], scorer) + float(scorer.response_tokens)
         some = np.unique(np.linspace(0, kept.size - 1, min(kept.size, READ)).round().astype(np.int64))
         return cls(prompt, generated, kept[some], work[some] / work[some].sum())
 
@@ -61,16 +61,21 @@ class Ends:
             self._counts[key] = found
         return self._counts[key]
 
-    def seconds(self, rollout: RolloutStage) -> FloatArray:
-        """Ends of those that are scored, in every rollout [s] ``[rollouts][scored]``."""
-        found = np.zeros((rollout.makespan_s.size, self.kept.size))
+    def seconds(self, rollout: RolloutStage) -> tuple[FloatArray, FloatArray]:
+        """Ends of those that are scored, and of the last of all, by the pace of every rollout [s].
+
+        Returns
+        -------
+        ``[rollouts][scored]``, ``[rollouts]``; what a rollout has beside its paced engine_steps is in neither
+        """
+        ends, last = np.zeros((rollout.makespan_s.size, self.kept.size)), np.zeros(rollout.makespan_s.size)
         replicas = np.broadcast_to(rollout.writers, rollout.makespan_s.shape)
         for pool in {*zip(replicas.tolist(), rollout.slots.tolist(), strict=True)}:
             here = np.flatnonzero((replicas == pool[0]) & (rollout.slots == pool[1]))
             counts = self.counts(*pool)
-            last = (rollout.pace_s[here] @ counts).max(axis=1)
-            found[here] = rollout.pace_s[here] @ counts[:, self.kept] * (rollout.makespan_s[here] / last)[:, None]
-        return found
+            last[here] = (rollout.pace_s[here] @ counts).max(axis=1)
+            ends[here] = rollout.pace_s[here] @ counts[:, self.kept]
+        return ends, last
 
 
 def _decoded(prompt: FloatArray, generated: FloatArray, slots: int) -> FloatArray:
@@ -109,7 +114,7 @@ class ScorerStage:
     makespan_s : all sequences of an rl_step, at hand at once, mean over the rl_steps [s]
     single_s : the longest one alone [s]
     transition_s : weights to shared devices and away again [s]
-    ends : when its sequences end
+    ends : when its sequences end, of every rl_step ``[replicates]``
     fields : numbers returned per response token, mean over all sequences [1]
     """
 
@@ -118,7 +123,7 @@ class ScorerStage:
     makespan_s: float
     single_s: float
     transition_s: float
-    ends: Ends
+    ends: tuple[Ends, ...]
     fields: float = 0.0
 
     @property
@@ -137,11 +142,18 @@ class ScorerStage:
         shape = rollout.makespan_s.shape
         if not self.streams:
             return np.full(shape, self.makespan_s + (0.0 if self.own else self.transition_s))
-        ends = self.ends.seconds(rollout)
+        told = [ends.seconds(rollout) for ends in self.ends]
+        scale = rollout.makespan_s / np.mean([last for _, last in told], axis=0)
+        waits = [self._behind_s(of.work, ends, last, scale) for of, (ends, last) in zip(self.ends, told, strict=True)]
+        return np.asarray(np.mean(waits, axis=0))
+
+    def _behind_s(self, work: FloatArray, ends: FloatArray, last: FloatArray, scale: FloatArray) -> FloatArray:
+        """`exposed_s` of one rl_step, its ends [s] times ``scale`` [1]."""
         order = np.argsort(ends, axis=1)
-        behind = np.cumsum(self.ends.work[order][:, ::-1], axis=1)[:, ::-1]
-        late: FloatArray = (np.take_along_axis(ends, order, axis=1) + self.makespan_s * behind).max(axis=1)
-        return np.maximum(late - rollout.makespan_s, min(self.single_s, self.makespan_s))
+        behind = np.cumsum(work[order][:, ::-1], axis=1)[:, ::-1]
+        in_turn = np.take_along_axis(ends, order, axis=1) * scale[:, None]
+        late: FloatArray = (in_turn + self.makespan_s * behind).max(axis=1)
+        return np.maximum(late - last * scale, min(self.single_s, self.makespan_s))
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,8 @@ def representative(tables: Sequence[LengthTable], count: int) -> Int:
 
 def _closest(told: Float, sets: Int) -> Int:
     """Of ``sets`` ``[sets x members]`` that with the least of the statistics that is furthest from 0."""
-    return sets[np.abs(told[sets].mean(axis=1)).max(axis=1).argmin()]
+    closest: Int = sets[np.abs(told[sets].mean(axis=1)).max(axis=1).argmin()]
+    return closest
 
 
 def _statistics(tables: Sequence[LengthTable]) -> Float:

@@ -130,7 +130,7 @@ def check(rows: list[Row]) -> None:
     value = {(row["finding"], row["case"]): float(row["value"]) for row in rows}
     idle = [value["skew", f"cv {v}"] for v in (0.1, 0.5, 1.0, 1.5)]
     assert idle == sorted(idle) and idle[0] < 0.25 and idle[-1] > 0.5
-    assert value["fixed", "short task's layout on the long task"] > 0.05
+    assert 0.0 < value["fixed", "short task's layout on the long task"] < 0.1, "much weaker than its source suggests"
     assert value["fixed", "best single layout, worst length"] > 0.0
     for cap in (4096, 16384):
         each = [value["batch", f"{n} prompts, {cap} tokens"] for n in (32, 64, 128, 256)]

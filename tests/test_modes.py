@@ -94,7 +94,7 @@ def test_events_agree_with_the_closed_form_where_lengths_are_mixed(framework: st
     mode = "k_step_off" if framework == "nemo_rl" else "async"
     asked = job(mode, framework, tasks=[task], limits={"staleness": staleness}, nodes=1)
     _, evaluation, _ = judge(asked)
-    found = steady_state(evaluation)
+    found = steady_state(evaluation, rl_steps=200)  # of 50 draws the mean scatters by 2 %
     assert found is not None
     assert found.period_s == pytest.approx(evaluation.rl_step_s, rel=0.06 if staleness == 2 else 0.02)
 

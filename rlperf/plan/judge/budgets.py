@@ -15,7 +15,7 @@ from rlperf.sim.rl_step.cuts import cut_by_budget
 TIMES = (2, 4)
 """Scoring budgets that are tried, over the training budget."""
 WORTH = 0.005
-"""Share of the rl_step that a larger scoring budget must save: as much as a doubling elsewhere. A bold plan asks none."""
+"""Share of the rl_step that a larger scoring budget must save: as much as a doubling elsewhere; none in a bold plan."""
 
 
 def scored_apart(judge: Judge, evaluation: Evaluation) -> Configuration | None:

@@ -27,7 +27,7 @@ from rlperf.sim.rl_step.flow import (
     steady_running,
     steady_seconds,
 )
-from rlperf.sim.rollout.apart import MOST_ROUNDS, Apart, simulate_apart
+from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.closed_form import StepCensus, paced, take_census
 from rlperf.sim.rollout.lent import AT, joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
@@ -160,11 +160,7 @@ class Counted:
 
         Of several turns, whose simulations take seconds, before readers and writers agree.
         """
-        several = not all(table.single_turn for table in self.tables)
-        rounds = 1 if several else MOST_ROUNDS
-        served = [
-            simulate_apart(table, replicas, apart, cost=cost, limits=limits, rounds=rounds) for table in self.tables
-        ]
+        served = [simulate_apart(table, replicas, apart, cost=cost, limits=limits, rounds=1) for table in self.tables]
         seconds = float(np.mean([each.makespan_s for each in served]))
         within = Within.of(limits, seconds, served)
         # the first guess of what writing takes is at so many requests, which places bound

@@ -72,9 +72,8 @@ class Ends:
         replicas = np.broadcast_to(rollout.writers, rollout.makespan_s.shape)
         for pool in {*zip(replicas.tolist(), rollout.slots.tolist(), strict=True)}:
             here = np.flatnonzero((replicas == pool[0]) & (rollout.slots == pool[1]))
-            counts = self.counts(*pool)
-            last[here] = (rollout.pace_s[here] @ counts).max(axis=1)
-            ends[here] = rollout.pace_s[here] @ counts[:, self.kept]
+            every = rollout.pace_s[here] @ self.counts(*pool)
+            ends[here], last[here] = every[:, self.kept], every.max(axis=1)
         return ends, last
 
 

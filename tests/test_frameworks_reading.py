@@ -38,7 +38,7 @@ VERL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _read(folder: Path, framework: str = "verl", /, **changes: Any) -> Imported:
+def _read(folder: Path, framework: str | None = "verl", /, **changes: Any) -> Imported:
     """verl's keys with ``changes`` (names with __ for a dot; None takes a key away)."""
     keys = {**VERL, **{name.replace("__", "."): value for name, value in changes.items()}}
     file = folder / "run.yaml"
@@ -67,6 +67,17 @@ def test_a_mandatory_key_that_nobody_states_is_an_error_that_says_so(
         assert (found["mandatory_key"].key, found["mandatory_key"].severity) == (R + "name", "error")
         with pytest.raises(SpecError, match=r"rollout\.name is mandatory and not stated"):
             job_of(read)
+
+
+def test_a_file_without_a_mandatory_key_is_read_for_the_release_that_has_a_default_for_it(tmp_path: Path) -> None:
+    """DAPO's published recipe names no engine: it ran where vllm was the default, and nowhere else."""
+    read = _read(tmp_path, None, actor_rollout_ref__rollout__name=None)
+    assert read.target.version == "0.5"
+    found = {finding.rule: finding for finding in audit(read, plan=False, predict=False).findings}
+    assert "mandatory_key" not in found
+    assert found["newer_wants_it"].advice == f"set {R}name: vllm"
+    named = audit(_read(tmp_path, "verl==0.5"), plan=False, predict=False).findings
+    assert "newer_wants_it" not in {finding.rule for finding in named}
 
 
 @pytest.mark.slow
@@ -234,6 +245,43 @@ def test_branches_that_nobody_decides_are_listed(tmp_path: Path) -> None:
         import_config([tmp_path / "run.sh"], "verl==0.9")
     (tmp_path / "run.sh").write_text(f"{undecided}{launch}\n")  # what does not hang on it is read
     assert import_config([tmp_path / "run.sh"], "verl==0.9").source.keys[R + "n"] == 8
+
+
+SLIME = """NVLINKS=$(nvidia-smi topo -m | grep -c NV)
+if [ "$NVLINKS" -gt 0 ]; then HAS_NVLINK=1; else HAS_NVLINK=0; fi
+ENVIRONMENT="{\\"env_vars\\": {\\"NCCL_NVLS_ENABLE\\": \\"${HAS_NVLINK}\\"}}"
+ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="${ENVIRONMENT}" -- python3 train.py \\
+  --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /ckpt/Qwen3-8B --rollout-batch-size 32 \\
+  --n-samples-per-prompt 8 --num-rollout 9 --rollout-max-response-len 4096 --global-batch-size 256 \\
+"""
+
+
+def test_what_only_the_environment_of_a_ray_job_hangs_on_is_not_asked(tmp_path: Path) -> None:
+    """slime's own scripts ask the node for its links, and tell NCCL of them."""
+    script = tmp_path / "run.sh"
+    script.write_text(SLIME + "  --rollout-num-gpus-per-engine 2\n")
+    assert import_config([script], "slime").run.rollout.tensor_parallel == 2
+    script.write_text(SLIME + "  --rollout-num-gpus-per-engine $((HAS_NVLINK + 1))\n")
+    with pytest.raises(SpecError, match="line 2: if .* -gt 0"):
+        import_config([script], "slime")
+    # what a program would have said is taken from the command line
+    assert import_config([script, "NVLINKS=4"], "slime").run.rollout.tensor_parallel == 2
+
+
+@pytest.mark.parametrize(("trainer", "backend", "stages"), [("d4p1t1", "fsdp2", 1), ("d2p2t1", "megatron", 2)])
+def test_an_allocation_without_a_trainer_is_read_as_older_releases_read_it(
+    trainer: str, backend: str, stages: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "areal.yaml"
+    file.write_text(
+        f"allocation_mode: sglang:d4p1t1+{trainer}\ncluster: {{n_nodes: 1, n_gpus_per_node: 8}}\n"
+        "actor: {path: Qwen/Qwen2.5-1.5B}\ngconfig: {n_samples: 4, max_new_tokens: 1024}\n"
+        "rollout: {max_head_offpolicyness: 2}\ntrain_dataset: {batch_size: 256}\n"
+    )
+    read = import_config([file])
+    pool = read.run.trainer
+    assert (pool.backend, pool.data_parallel, pool.pipeline_parallel) == (backend, 4 // stages, stages)
+    assert "deprecated_allocation" in {one.rule for one in audit(read, plan=False, predict=False).findings}
 
 
 def test_uneven_stages_raise_no_alarm_where_the_framework_takes_them(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ budgets are per data-parallel rank; the optimizer's batch is the step divided by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
-from rlperf.frameworks.areal_allocation import allocation, parse_allocation
+from rlperf.frameworks.areal_allocation import allocation, parse_allocation, with_backend
 from rlperf.frameworks.areal_microbatches import cap_of, whole_passes
 from rlperf.frameworks.areal_reading import ALSO_READ, ArealFacts, read_rest, read_trainer, stated_role, unread_teacher
 from rlperf.frameworks.areal_trained import adapters, in_eight_bits
@@ -188,7 +189,7 @@ class Areal:
     def target(self, source: Source, version: str | None) -> Target:
         """The trainer that the actor's allocation names."""
         table = key_table(self.name)
-        mode = str(source.keys.get("allocation_mode", "")).rpartition("+")[2]
+        mode = _from_allocation_mode(source.keys).get("actor.backend", "")
         name = str(source.keys.get("actor.backend", mode)).partition(":")[0]
         return Target(table, table.version(version), BACKENDS.get(name, "fsdp2"))
 
@@ -350,10 +351,15 @@ def _algorithm(run: Run) -> list[Setting]:
     return settings
 
 
+_NAMELESS = re.compile(r"([dtpcse]\d+)+")
+"""An allocation without a backend in front."""
+
+
 def _from_allocation_mode(flat: Flat) -> dict[str, Value]:
     """The two allocations of the deprecated ``allocation_mode: sglang:d4t2+fsdp:d4``, where the new keys are absent."""
     found: dict[str, Value] = {}
-    for part in str(flat.get("allocation_mode") or "").split("+"):
+    for part in filter(None, str(flat.get("allocation_mode") or "").split("+")):
+        part = with_backend(part) if _NAMELESS.fullmatch(part.strip()) else part
         name = part.partition(":")[0].partition("[")[0]
         key = "rollout.backend" if name in ENGINES else "actor.backend" if name in BACKENDS else ""
         if key and flat.get(key) in (None, "", "???"):

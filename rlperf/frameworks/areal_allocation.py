@@ -31,6 +31,22 @@ def parse_allocation(text: str) -> tuple[str, dict[str, int]]:
     return backend.strip(), attention
 
 
+def with_backend(text: str) -> str:
+    """An allocation with the trainer that older releases took where it names none.
+
+    Releases before 1.0 chose FSDP where no stages and no spread experts are asked for, else Megatron; newer ones refuse
+    (areal/api/alloc_mode.py, ``train_dims_only``: "Auto-backend selection is no longer supported").
+
+    >>> [with_backend(text) for text in ("d4p1t2", "d2p4t2", "archon:d8")]
+    ['fsdp:d4p1t2', 'megatron:d2p4t2', 'archon:d8']
+    """
+    backend, degrees = parse_allocation(text)
+    if backend:
+        return text
+    staged = max(degrees.get("pipeline_parallel", 1), degrees.get("expert_parallel", 1)) > 1
+    return f"{'megatron' if staged else 'fsdp'}:{text.strip()}"
+
+
 def _degrees(body: str, text: str) -> dict[str, int]:
     if not re.fullmatch(r"([dtpcse]\d+)+", body):
         raise SpecError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.engine_arguments import newer_name, uncounted
 from rlperf.frameworks.export import architecture_of, said
-from rlperf.frameworks.fields import Field
-from rlperf.frameworks.imports import Imported, other_trainers
+from rlperf.frameworks.fields import MANDATORY, Field
+from rlperf.frameworks.imports import Imported, other_trainers, unstated
 from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
@@ -201,7 +201,21 @@ def key_findings(imported: Imported) -> list[Finding]:
         Finding("error", key, "mandatory, and not stated", _choices(imported, key), "parse", rule="mandatory_key")
         for key in imported.run.missing
     ]
-    return found
+    return found + _newer_wants(imported)
+
+
+def _newer_wants(imported: Imported) -> list[Finding]:
+    """Keys with a default in the release that a file was read for, which the newest has none for."""
+    target, adapter = imported.target, imported.adapter
+    newest = replace(target, version=target.table.versions[-1])
+    wanted = unstated(adapter, imported.source, newest)
+    known = target.table.keys(target.version, target.backend)
+    return [
+        Finding("hint", key, f"{known[key].default} by default in {adapter.title} {target.version}; newer releases want it stated",
+                f"set {key}: {known[key].default}", "never", rule="newer_wants_it")
+        for key in wanted
+        if key in known and known[key].default != MANDATORY
+    ]  # fmt: skip
 
 
 def _choices(imported: Imported, key: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Adapter, Source, read_run
-from rlperf.frameworks.fields import Target
+from rlperf.frameworks.fields import MANDATORY, Target
 from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
@@ -151,13 +151,20 @@ def detect(source: Source, file: str = "") -> Adapter:
 
 
 def newest_version(adapter: Adapter, source: Source) -> str:
-    """The newest version that knows most of the keys."""
+    """The newest version that knows most of the keys, and wants fewest that are not there."""
     table = key_table(adapter.name)
     counted = []
     for age, version in enumerate(reversed(table.versions)):
         target = adapter.target(source, version)
-        counted.append((len(_unknown(source, target)), age, version))
+        counted.append((len(_unknown(source, target)) + len(unstated(adapter, source, target)), age, version))
     return min(counted)[2]
+
+
+def unstated(adapter: Adapter, source: Source, target: Target) -> tuple[str, ...]:
+    """Keys that the version has no default for, and the source does not state: of those that are read."""
+    keys = target.table.keys(target.version, target.backend)
+    read = dict.fromkeys(key for entry in adapter.fields for key in entry.keys)
+    return tuple(key for key in read if key in keys and keys[key].default == MANDATORY and key not in source.keys)
 
 
 def _unknown(source: Source, target: Target) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 _ASSIGN = re.compile(r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
@@ -27,15 +27,16 @@ ARGUMENTS = "@"
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a command, variables filled in, and the line it stands on."""
+    """One word of a command, variables filled in, and the line it stands on; ``asks``: as `Command`'s, of it alone."""
 
     text: str
     line: int
+    asks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command with its words; ``asks``: branches of the script that decide its words and that nobody decided."""
+    """A command with its words; ``asks``: branches of the script that decide whether it runs, and that nobody decided."""
 
     words: list[Word]
     asks: tuple[str, ...] = ()
@@ -46,12 +47,14 @@ class Shell:
     """Variables, arrays and functions as assigned so far.
 
     asks : variable -> the undecided branch that it is assigned in; touched : those that the last expansion asked for
+    given : variables that the script is started with; where it would ask a program for one, they are what it said
     """
 
     scalars: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
     asks: dict[str, str] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
+    given: Mapping[str, str] = field(default_factory=dict)
 
     def asked_for(self, name: str) -> None:
         """A variable is read: what decides it is remembered."""
@@ -86,11 +89,17 @@ def assign(shell: Shell, match: re.Match[str], line: int) -> None:
         shell.arrays[name] = [*shell.arrays.get(name, []), *items] if append else items
     else:
         text = "".join(word.text for word in expand(value, line, shell, split=False))
+        text = shell.given.get(name, text) if is_asked(text) else text
         shell.scalars[name] = shell.scalars.get(name, "") + text if append else text
     if shell.touched:
         shell.asks[name] = min(shell.touched)
     elif not append:
         shell.asks.pop(name, None)
+
+
+def is_asked(text: str) -> bool:
+    """Whether a program would have to run for the shell to know the text."""
+    return "$(" in text or "`" in text
 
 
 def assign_default(shell: Shell, raw: str, line: int) -> bool:
@@ -258,7 +267,12 @@ def _substitute(text: str, shell: Shell) -> str:
 
 def _arithmetic(match: re.Match[str], shell: Shell) -> str:
     """``$((a * 2))`` over whole numbers; anything else stays."""
-    text = re.sub(r"[A-Za-z_]\w*", lambda name: shell.scalars.get(name[0], name[0]), match[1])
+
+    def value(name: re.Match[str]) -> str:
+        shell.asked_for(name[0])
+        return shell.scalars.get(name[0], name[0])
+
+    text = re.sub(r"[A-Za-z_]\w*", value, match[1])
     if not re.fullmatch(r"[\d\s+\-*/%()]+", text):
         return match[0]
     try:

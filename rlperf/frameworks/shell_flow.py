@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from rlperf.frameworks.shell import (
@@ -23,6 +23,7 @@ from rlperf.frameworks.shell import (
     assign_default,
     assignment,
     expand,
+    is_asked,
     statements,
 )
 
@@ -53,9 +54,11 @@ def commands_run(text: str, given: Mapping[str, str] | None = None) -> list[Comm
 
     >>> script = 'case $1 in small) N=1;; *) N=8;; esac; python x.py --n $N'
     >>> [word.text for word in commands_run(script, {"1": "small"})[0].words], commands_run(script)[0].asks
-    (['python', 'x.py', '--n', '1'], ('line 1: case $1 has the branches small, *',))
+    (['python', 'x.py', '--n', '1'], ())
+    >>> commands_run(script)[0].words[-1].asks
+    ('line 1: case $1 has the branches small, *',)
     """
-    flow = _Flow(Shell(scalars=dict(given or {})))
+    flow = _Flow(Shell(scalars=dict(given or {}), given=given or {}))
     flow.block([part for statement in statements(text) for part in _parts(statement)])
     return flow.found
 
@@ -138,10 +141,16 @@ class _Flow:
             if match := assignment(words[0][0]):
                 assign(shell, match, words[0][1])
             words = words[1:]
-        shell.touched.clear()
-        said = [word for raw, line in words for word in expand(raw, line, shell)]
+        said = [word for raw, line in words for word in self._said(raw, line)]
         if said:
-            self.found.append(Command(said, (*self.undecided, *sorted(shell.touched))))
+            self.found.append(Command(said, self.undecided))
+
+    def _said(self, raw: str, line: int) -> list[Word]:
+        """The words that a raw word becomes, with what decides them."""
+        self.shell.touched.clear()
+        found = expand(raw, line, self.shell)
+        asks = tuple(sorted(self.shell.touched))
+        return [replace(word, asks=asks) for word in found] if asks else found
 
     def _call(self, statement: Statement) -> None:
         """A function with its arguments."""
@@ -251,7 +260,7 @@ class _Flow:
         count = sum(name.isdigit() for name in self.shell.scalars)
         expanded = expand(raw.replace("$#", str(count)), line, self.shell, split=False)
         text = "".join(word.text for word in expanded)
-        return None if "$(" in text or "`" in text or self.shell.touched else _UNSET.sub("", text)
+        return None if is_asked(text) or self.shell.touched else _UNSET.sub("", text)
 
 
 def _outcome(texts: Sequence[str]) -> bool | None:

@@ -179,7 +179,7 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
 def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
     """The command of a script that starts a framework: the one with the most arguments that look like settings."""
     best: list[Word] = []
-    asks: tuple[str, ...] = ()
+    asks: dict[str, None] = {}
     score = 0
     for command in commands_run(text, gathered.given):
         words = command.words
@@ -191,13 +191,20 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
         settings = sum(word.text.startswith("--") or bool(_OVERRIDE.match(word.text)) for word in words)
         launches = any(_is_entry(word.text) for word in words)
         if settings + 100 * launches > score:
-            best, asks, score = words, command.asks, settings + 100 * launches
+            best, score = words, settings + 100 * launches
+            asks = dict.fromkeys([*command.asks, *(ask for word in _launched(words) for ask in word.asks)])
     if score == 0:
         raise SpecError(Problem("no command in it starts a framework with settings", str(path)))
     if asks:
         hint = "say which, as NAME=value (an argument: 1=value) behind the file"
         raise SpecError([Problem(f"its settings depend on {ask}", str(path), suggestion=hint) for ask in asks])
     _read_words(best, path, gathered)
+
+
+def _launched(words: Sequence[Word]) -> Sequence[Word]:
+    """The words behind ``ray job submit ... --``: those before it say where a job runs, and with which environment."""
+    texts = [word.text for word in words]
+    return words[texts.index("--") + 1 :] if texts[:3] == ["ray", "job", "submit"] and "--" in texts else words
 
 
 def _within_checkout(text: str) -> str:

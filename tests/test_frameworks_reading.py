@@ -262,7 +262,7 @@ def test_what_only_the_environment_of_a_ray_job_hangs_on_is_not_asked(tmp_path: 
     script.write_text(SLIME + "  --rollout-num-gpus-per-engine 2\n")
     assert import_config([script], "slime").run.rollout.tensor_parallel == 2
     script.write_text(SLIME + "  --rollout-num-gpus-per-engine $((HAS_NVLINK + 1))\n")
-    with pytest.raises(SpecError, match="line 2: if .* -gt 0"):
+    with pytest.raises(SpecError, match=r"line 2: if .* -gt 0"):
         import_config([script], "slime")
     # what a program would have said is taken from the command line
     assert import_config([script, "NVLINKS=4"], "slime").run.rollout.tensor_parallel == 2

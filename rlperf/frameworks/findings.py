@@ -210,12 +210,12 @@ def _newer_wants(imported: Imported) -> list[Finding]:
     newest = replace(target, version=target.table.versions[-1])
     wanted = unstated(adapter, imported.source, newest)
     known = target.table.keys(target.version, target.backend)
+    usual = {key: known[key].default for key in wanted if key in known and known[key].default != MANDATORY}
+    text = f"by default in {adapter.title} {target.version}; newer releases want it stated"
     return [
-        Finding("hint", key, f"{known[key].default} by default in {adapter.title} {target.version}; newer releases want it stated",
-                f"set {key}: {known[key].default}", "never", rule="newer_wants_it")
-        for key in wanted
-        if key in known and known[key].default != MANDATORY
-    ]  # fmt: skip
+        Finding("hint", key, f"{value} {text}", f"set {key}: {value}", "never", rule="newer_wants_it")
+        for key, value in usual.items()
+    ]
 
 
 def _choices(imported: Imported, key: str) -> str:

@@ -36,7 +36,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Command:
-    """A command with its words; ``asks``: branches of the script that decide whether it runs, and that nobody decided."""
+    """A command with its words; ``asks``: undecided branches of the script that decide whether it runs."""
 
     words: list[Word]
     asks: tuple[str, ...] = ()

@@ -268,6 +268,17 @@ def test_what_only_the_environment_of_a_ray_job_hangs_on_is_not_asked(tmp_path: 
     assert import_config([script, "NVLINKS=4"], "slime").run.rollout.tensor_parallel == 2
 
 
+def test_a_server_that_the_same_script_starts_has_the_degrees_it_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    trainer = ("srun --nodes=4 accelerate launch --num_processes 32 train.py --model_name_or_path Qwen/Qwen2.5-72B "
+               "--use_vllm true --vllm_mode server --num_generations 8 --max_completion_length 4096")  # fmt: skip
+    server = "srun --nodes=1 trl vllm-serve --model Qwen/Qwen2.5-72B --tensor-parallel-size 8"
+    for text in (f"{trainer} &\n{server} &\nwait\n", f"{server} &\n{trainer}\n"):
+        script.write_text(text)
+        run = import_config([script], "trl").run
+        assert (run.devices, run.rollout.devices, run.rollout.tensor_parallel) == (40, 8, 8)
+
+
 @pytest.mark.parametrize(("trainer", "backend", "stages"), [("d4p1t1", "fsdp2", 1), ("d2p2t1", "megatron", 2)])
 def test_an_allocation_without_a_trainer_is_read_as_older_releases_read_it(
     trainer: str, backend: str, stages: int, tmp_path: Path

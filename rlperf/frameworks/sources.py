@@ -188,8 +188,10 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
         if words[0].text in ("source", ".") and len(words) == 2 and "models/" in words[1].text:
             # not read: what it states beside the launch is the framework's own
             gathered.bases.append(_within_checkout(words[1].text))
+        if _serves(words):  # beside the trainer that it answers, which other commands launch
+            gathered.launcher |= _served(words)
         settings = sum(word.text.startswith("--") or bool(_OVERRIDE.match(word.text)) for word in words)
-        launches = any(_is_entry(word.text) for word in words)
+        launches = not _serves(words) and any(_is_entry(word.text) for word in words)
         if settings + 100 * launches > score:
             best, score = words, settings + 100 * launches
             asks = dict.fromkeys([*command.asks, *(ask for word in _launched(words) for ask in word.asks)])
@@ -281,7 +283,7 @@ def _is_value(words: Sequence[Word], index: int) -> bool:
 def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     """Everything after the entry point; before it, launchers (ray, accelerate, torchrun) have flags of their own."""
     entries = [index for index, word in enumerate(words) if _is_entry(word.text) and not _is_value(words, index)]
-    if "vllm-serve" in (word.text for word in words):
+    if _serves(words):
         gathered.launcher |= _served(words)
         return
     begin, module = 0, _module_at(words)
@@ -306,12 +308,20 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
             _read_override(override, word, path, gathered)
 
 
+def _serves(words: Sequence[Word]) -> bool:
+    """Whether a command starts TRL's server of engines."""
+    return "vllm-serve" in (word.text for word in words)
+
+
 def _served(words: Sequence[Word]) -> dict[str, Value]:
     """What ``trl vllm-serve`` is told, as ``vllm-serve.NAME``: GPUs that no key of the trainer speaks of."""
     flags = (
         (word.text[2:].partition("="), after.text) for word, after in pairwise(words) if word.text.startswith("--")
     )
-    return {f"vllm-serve.{name}": _scalar(inline if equals else after) for (name, equals, inline), after in flags}
+    return {
+        f"vllm-serve.{name.replace('-', '_')}": _scalar(inline if equals else after)  # the parser takes both spellings
+        for (name, equals, inline), after in flags
+    }
 
 
 def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gathered) -> int:

@@ -2,15 +2,17 @@
 
 Only what a launch script needs of bash: ``NAME=value``, ``NAME=(...)``, ``NAME+=(...)``, ``export``, ``$NAME``,
 ``${NAME}``, ``${NAME:-default}``, ``: ${NAME:=default}``, ``"${NAME[@]}"``, ``"${NAME[@]:1}"``, a function's ``"$@"``,
-simple ``$((...))``. Commands are never executed; the result of a ``$(...)`` is unknown and stays as text.
+and what `rlperf.frameworks.shell_values` works out of text. Commands are never executed; the result of any other
+``$(...)`` is unknown and stays as text.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from rlperf.frameworks.shell_values import COMMAND, OPERATION, arithmetic, computed, operated
 
 _ASSIGN = re.compile(r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(
@@ -21,6 +23,7 @@ _VARIABLE = re.compile(
 _DEFAULTED = re.compile(r'^"?\$\{([A-Za-z_]\w*):?=((?:[^{}]|\{[^{}]*\})*)\}"?$', re.DOTALL)
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _ARRAY_USE = re.compile(r"^\$(?:\{([A-Za-z_]\w*)\[[@*]\](?::(\d+)(?::(\d+))?)?\}|[@*]|\{[@*](?::(\d+)(?::(\d+))?)?\})$")
+_ELEMENT = re.compile(r"\$\{#([A-Za-z_]\w*)(\[[@*]\])\}|\$\{([A-Za-z_]\w*)\[([^\]@*$]+)\]\}")
 ARGUMENTS = "@"
 """Name of the array of a function's arguments; outside of functions nobody knows them, and ``$@`` stays as text."""
 
@@ -111,11 +114,26 @@ def assign_default(shell: Shell, raw: str, line: int) -> bool:
     return match is not None
 
 
+_DOCUMENT = re.compile(
+    r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1[^\n]*\n(.*?)^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE
+)
+
+
+def _without_prose(text: str) -> str:
+    """A script with its here-documents, which may hold the launch, but for those whose quotes do not close."""
+
+    def blank(match: re.Match[str]) -> str:
+        open_quotes = any(match[3].count(quote) % 2 for quote in "'\"`")
+        return match[0].replace(match[3], "\n" * match[3].count("\n"), 1) if open_quotes and match[3] else match[0]
+
+    return _DOCUMENT.sub(blank, text)
+
+
 def statements(text: str) -> Iterator[Statement]:
     """Statements; they end at a line's end, ``;``, ``;;``, ``&&``, ``||``, ``|``, ``&`` outside of brackets."""
     words: list[tuple[str, int]] = []
     before = "\n"
-    for raw, line in _raw_words(text, 1, operators=True):
+    for raw, line in _raw_words(_without_prose(text), 1, operators=True):
         if raw not in ("\n", ";", ";;", "&&", "||", "|", "&"):
             words.append((raw, line))
             continue
@@ -140,7 +158,7 @@ def _raw_words(text: str, line: int, *, operators: bool = False) -> Iterator[tup
         if char == "\\":
             word, position = word + text[position : position + 2], position + 2
             continue
-        if char in "'\"(" or text.startswith(("$(", "${"), position):
+        if char in "'\"(`" or text.startswith(("$(", "${"), position):
             if not word:
                 started = line
             end = _closing(text, position)
@@ -175,7 +193,7 @@ def _closing(text: str, start: int) -> int:
     if opened == "$":
         start += 1
         opened = text[start]
-    closes = {"'": "'", '"': '"', "(": ")", "{": "}"}[opened]
+    closes = {"'": "'", '"': '"', "(": ")", "{": "}", "`": "`"}[opened]
     position = start + 1
     while position < len(text):
         char = text[position]
@@ -230,7 +248,7 @@ def _unquote(raw: str, substitute: Callable[[str], str]) -> tuple[str, bool]:
         else:
             end = position
             while end < len(raw) and raw[end] not in "'\"\\":
-                end = _closing(raw, end) if raw.startswith(("$(", "${"), end) else end + 1
+                end = _closing(raw, end) if raw.startswith(("$(", "${", "`"), end) else end + 1
             out, position = out + substitute(raw[position:end]), end
     return out, quoted
 
@@ -258,7 +276,9 @@ def _substitute(text: str, shell: Shell) -> str:
         return match[0]
 
     for _ in range(8):
-        filled = _ARITHMETIC.sub(lambda match: _arithmetic(match, shell), _VARIABLE.sub(fill, text))
+        filled = OPERATION.sub(lambda match: _operated(match, shell), _VARIABLE.sub(fill, text))
+        filled = _ELEMENT.sub(lambda match: _element(match, shell), filled)
+        filled = COMMAND.sub(_computed, _ARITHMETIC.sub(lambda match: _arithmetic(match, shell), filled))
         if filled == text:
             break
         text = filled
@@ -272,30 +292,33 @@ def _arithmetic(match: re.Match[str], shell: Shell) -> str:
         shell.asked_for(name[0])
         return shell.scalars.get(name[0], name[0])
 
-    text = re.sub(r"[A-Za-z_]\w*", value, match[1])
-    if not re.fullmatch(r"[\d\s+\-*/%()]+", text):
-        return match[0]
-    try:
-        return str(_whole(ast.parse(text.strip().replace("/", "//"), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return match[0]
+    found = arithmetic(re.sub(r"[A-Za-z_]\w*", value, match[1]))
+    return match[0] if found is None else found
 
 
-def _whole(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_whole(node.operand)
-    if isinstance(node, ast.BinOp):
-        left, right = _whole(node.left), _whole(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        if isinstance(node.op, ast.FloorDiv):
-            return left // right
-        if isinstance(node.op, ast.Mod):
-            return left % right
-    raise ValueError("not whole-number arithmetic")
+def _element(match: re.Match[str], shell: Shell) -> str:
+    """``${NAME[1]}`` or ``${NAME[key]}`` of an array that is known, ``${#NAME[@]}`` its size; else it stays."""
+    name = match[1] or match[3]
+    items = shell.arrays.get(name)
+    shell.asked_for(name)
+    if items is None:
+        return match[0]
+    if match[1]:
+        return str(len(items))
+    key = shell.scalars.get(match[4], match[4]).strip("\"'")
+    keyed = (item.text.removeprefix(f"[{key}]=") for item in items if item.text.startswith(f"[{key}]="))
+    at = int(key) if re.fullmatch(r"-?\d+", key) else None
+    plain = items[at].text if at is not None and -len(items) <= at < len(items) else match[0]
+    return next(keyed, plain)
+
+
+def _operated(match: re.Match[str], shell: Shell) -> str:
+    """``${NAME##*/}`` and its like of a variable that is known; else it stays."""
+    shell.asked_for(match[1])
+    value = shell.scalars.get(match[1], "")
+    return operated(value, match[2], match[3]) if value and not is_asked(value) else match[0]
+
+
+def _computed(match: re.Match[str]) -> str:
+    found = computed((match[1] or match[2]).strip())
+    return match[0] if found is None else found

@@ -28,12 +28,28 @@ from rlperf.frameworks.shell import (
 )
 
 _ALONE = {"if", "elif", "while", "until", "then", "else", "do", "{", "}", "fi", "done", "esac"}
-_DECLARES = {"export", "local", "declare", "readonly", "-x", "-a", "-r"}
+_DECLARES = {
+    "export",
+    "local",
+    "declare",
+    "readonly",
+    "typeset",
+    "-x",
+    "-a",
+    "-r",
+    "-A",
+    "-i",
+    "-g",
+    "-gA",
+    "-ga",
+    "-rx",
+}
 _LOOPS = {"for", "while", "until", "select"}
 _UNSET = re.compile(r"\$\{?(?:\d+|[A-Za-z_]\w*|[@*])\}?")
 _COMPARED: Mapping[str, Callable[[str, str], bool]] = {
     "=": lambda a, b: a == b, "==": lambda a, b: fnmatchcase(a, b), "!=": lambda a, b: not fnmatchcase(a, b),
     "-eq": lambda a, b: int(a) == int(b), "-ne": lambda a, b: int(a) != int(b), "-gt": lambda a, b: int(a) > int(b),
+    "=~": lambda a, b: re.search(b, a) is not None,
     "-ge": lambda a, b: int(a) >= int(b), "-lt": lambda a, b: int(a) < int(b), "-le": lambda a, b: int(a) <= int(b),
 }  # fmt: skip
 _DEPTH = 16
@@ -131,6 +147,8 @@ class _Flow:
             return
         if statement.head == ":" and sum(assign_default(shell, raw, line) for raw, line in words[1:]):
             return
+        if statement.head == "let":  # arithmetic without its brackets
+            words = tuple((re.sub(r"=(.*)", r"=$((\1))", raw.strip("\"'")), line) for raw, line in words[1:])
         if statement.head == "shift":
             self._shift(statement)
             return

@@ -57,10 +57,11 @@ def _without_end(value: str, sign: str, pattern: str) -> str:
 def computed(command: str) -> str | None:
     """What a command of known words says; None where it would have to run.
 
-    XX
-        ['Qwen3-8B', '6', '2 3 4', '24', '']
-        >>> computed("seq 1 x") is computed("echo 1 | sort") is None
-        True
+    >>> said = ("basename /a/Qwen3-8B", "expr 2 + 3", "seq 2 4", 'echo "3*8" | bc', "# no word")
+    >>> [computed(each) for each in said]
+    ['Qwen3-8B', '5', '2 3 4', '24', '']
+    >>> computed("seq 1 x") is computed("echo 1 | sort") is None
+    True
     """
     if command.startswith("#"):
         return ""

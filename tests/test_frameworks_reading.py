@@ -268,6 +268,29 @@ def test_what_only_the_environment_of_a_ray_job_hangs_on_is_not_asked(tmp_path: 
     assert import_config([script, "NVLINKS=4"], "slime").run.rollout.tensor_parallel == 2
 
 
+def test_a_configuration_that_is_not_here_is_told_of_unless_it_is_named_too(tmp_path: Path) -> None:
+    """Its values are not the defaults: an audit of the script alone speaks of another run."""
+    script, folder = tmp_path / "run.sh", tmp_path / "config"
+    keys = " ".join(f"{key}={str(value).lower()}" for key, value in VERL.items())
+    command = f"python3 -m verl.trainer.main_ppo --config-path=config --config-name={{}} {keys}"
+    script.write_text(command.format("ppo_trainer"))
+    assert import_config([script], "verl").absent_bases == ()
+    script.write_text(command.format("gsm8k_multiturn_grpo"))
+    read = import_config([script], "verl")
+    told = {one.rule: one for one in audit(read, plan=False, predict=False).findings}["absent_base"]
+    assert (told.severity, told.key, read.run.batch.turns) == ("warning", "gsm8k_multiturn_grpo", 1)
+    folder.mkdir()
+    turns = {"actor_rollout_ref": {"rollout": {"multi_turn": {"enable": True, "max_assistant_turns": 5}}}}
+    (folder / "gsm8k_multiturn_grpo.yaml").write_text(yaml.safe_dump(turns))
+    read = import_config([script], "verl")  # the folder that the command names
+    assert (read.absent_bases, read.run.batch.turns) == ((), 5)
+    elsewhere = tmp_path / "given" / "gsm8k_multiturn_grpo.yaml"
+    elsewhere.parent.mkdir()
+    (folder / "gsm8k_multiturn_grpo.yaml").rename(elsewhere)
+    read = import_config([elsewhere, script], "verl")
+    assert (read.absent_bases, read.run.batch.turns) == ((), 5)
+
+
 def test_a_server_that_the_same_script_starts_has_the_degrees_it_is_told(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     trainer = ("srun --nodes=4 accelerate launch --num_processes 32 train.py --model_name_or_path Qwen/Qwen2.5-72B "

@@ -55,6 +55,7 @@ def import_(
         if given is None
     ]
     assumed += filter(None, [_shape_note(job.architecture)])
+    assumed += [f"{base}, which is not here, states nothing beside the defaults" for base in imported.absent_bases]
     problems = [(item, "unknown key") for item in imported.unknown]
     problems += [(item, "not accepted") for item in imported.illegal]
     if as_json:

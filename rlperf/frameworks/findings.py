@@ -201,7 +201,14 @@ def key_findings(imported: Imported) -> list[Finding]:
         Finding("error", key, "mandatory, and not stated", _choices(imported, key), "parse", rule="mandatory_key")
         for key in imported.run.missing
     ]
-    return found + _newer_wants(imported)
+    return found + _newer_wants(imported) + _absent_bases(imported)
+
+
+def _absent_bases(imported: Imported) -> list[Finding]:
+    """Configurations that nobody named here: what they state is not read."""
+    text = f"is not here: what it states is taken at the defaults of {imported.adapter.title} {imported.target.version}"
+    advice = "name it too, before what builds on it"
+    return [Finding("warning", base, text, advice, "never", rule="absent_base") for base in imported.absent_bases]
 
 
 def _newer_wants(imported: Imported) -> list[Finding]:

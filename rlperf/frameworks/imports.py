@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import Adapter, Source, read_run
+from rlperf.frameworks.adapter import Adapter, Source, framework_facts, read_run
 from rlperf.frameworks.fields import MANDATORY, Target
 from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
@@ -76,6 +77,12 @@ class Imported:
             for key in entry.keys
             if key in keys and key not in self.source.keys and keys[key].default is not ABSENT
         }
+
+    @property
+    def absent_bases(self) -> tuple[str, ...]:
+        """Configurations that it builds on, that nobody named and whose values are not those of the defaults."""
+        known = framework_facts(self.adapter.name, self.target.version).configurations
+        return tuple(base for base in self.source.bases if not any(fnmatchcase(base, each) for each in known))
 
 
 def import_config(paths: Sequence[Path | str], framework: str | None = None) -> Imported:

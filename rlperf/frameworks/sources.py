@@ -55,6 +55,8 @@ class _Gathered:
     words: dict[str, str] = field(default_factory=dict)
     folder: str = ""
     planned_for: str = ""
+    configurations: str = ""
+    """Folder of the configurations that a command names."""
     _sections: set[str] = field(default_factory=set)
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
@@ -70,11 +72,12 @@ class _Gathered:
         self.lines[key] = (file, line)
 
     def source(self) -> Source:
+        read = {Path(file).stem for file, _ in self.lines.values()}
         return Source(
             dict(self.keys),
             dict(self.lines),
             self.entry,
-            tuple(self.bases),
+            tuple(base for base in self.bases if base not in read),
             frozenset(self.additions),
             dict(self.words),
             dict(self.launcher),
@@ -349,13 +352,16 @@ def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gat
 
 def _read_named(option: str, value: str, path: Path, gathered: _Gathered) -> None:
     """``--config X.yaml``, or hydra's ``--config-name X``: read where the file is there, else remembered as a base."""
+    if option in ("config-path", "config-dir"):
+        gathered.configurations = value
+        return
     name = value if value.endswith((".yaml", ".yml")) else value + ".yaml"
-    for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
-        if option in ("config", "config-name") and is_file(candidate):
+    inside = path.parent / gathered.configurations / name
+    for candidate in (Path(name), path.parent / name, inside, path.parent / Path(name).name):
+        if is_file(candidate):
             _read_yaml(parse_document(read_text(candidate), str(candidate)), candidate, gathered)
             return
-    if option != "config-path":
-        gathered.bases.append(Path(value).stem if value.endswith(".yaml") else value)
+    gathered.bases.append(Path(value).stem if value.endswith((".yaml", ".yml")) else value)
 
 
 def _read_override(match: re.Match[str], word: Word, path: Path, gathered: _Gathered) -> None:

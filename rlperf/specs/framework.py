@@ -294,6 +294,9 @@ class FrameworkFacts(Frozen):
     fork_of: str = Field("", description="framework whose facts hold where its own say nothing")
     runs: tuple[KeylessSettings, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
+    configurations: tuple[str, ...] = Field(
+        (), description="patterns of names of its own configurations whose values are the defaults that are known"
+    )
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
     checkpoints: dict[str, CheckpointForm] = Field(
         {}, description="trainer backend -> what its checkpoints are tied to; absent: any layout reads them"

@@ -10,7 +10,9 @@ import typer
 if TYPE_CHECKING:
     from rlperf.frameworks.imports import Imported
 
-Config = Annotated[list[Path], typer.Argument(help="YAML, launch script, overrides or flags; several are one.")]
+Config = Annotated[
+    list[Path], typer.Argument(help="YAML, launch script, TRL's program, overrides or flags; several are one.")
+]
 Framework = Annotated[str | None, typer.Option(help="Framework (==version); default: recognised.")]
 ClusterName = Annotated[
     str | None, typer.Option(help="Cluster that it runs on; default: its header says, or dgx_h100.")

@@ -201,7 +201,19 @@ def key_findings(imported: Imported) -> list[Finding]:
         Finding("error", key, "mandatory, and not stated", _choices(imported, key), "parse", rule="mandatory_key")
         for key in imported.run.missing
     ]
-    return found + _newer_wants(imported) + _absent_bases(imported)
+    return found + _newer_wants(imported) + _absent_bases(imported) + _worked_out(imported)
+
+
+def _worked_out(imported: Imported) -> list[Finding]:
+    """Keys that count, and whose values the program works out."""
+    read = {key for entry in imported.adapter.fields for key in entry.keys}
+    usual = imported.target.defaults()
+    return [
+        Finding("warning", key, f"worked out by the program: taken at its default, {usual.get(key)}", "",
+                "never", where, rule="worked_out")
+        for key, where in imported.source.worked_out.items()
+        if key in read
+    ]  # fmt: skip
 
 
 def _absent_bases(imported: Imported) -> list[Finding]:

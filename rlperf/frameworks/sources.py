@@ -14,6 +14,7 @@ import yaml
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.keytable import Value, flatten, sections
+from rlperf.frameworks.python_script import makes_configuration, read_python
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.shell import Word
 from rlperf.frameworks.shell_flow import commands, commands_run
@@ -38,7 +39,7 @@ _LAUNCHER = {
 
 PLANNED_FOR = re.compile(r"^# Planned for (\S+): ", re.MULTILINE)
 """The line of an exported file's header that names its cluster (`rlperf.frameworks.export`)."""
-_KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), or a file of flags"
+_KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), TRL's program (.py), or a file of flags"
 
 
 @dataclass
@@ -57,6 +58,7 @@ class _Gathered:
     planned_for: str = ""
     configurations: str = ""
     """Folder of the configurations that a command names."""
+    worked_out: dict[str, str] = field(default_factory=dict)
     _sections: set[str] = field(default_factory=set)
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
@@ -83,14 +85,16 @@ class _Gathered:
             dict(self.launcher),
             self.folder,
             self.planned_for,
+            {key: where for key, where in self.worked_out.items() if key not in self.keys},
         )
 
 
 def read_source(paths: Sequence[Path | str]) -> Source:
     """All files of one configuration, in order, later keys winning.
 
-    YAML and JSON files are nested keys; ``.sh`` files launch scripts; anything else flags or hydra overrides. What is
-    no file but ``NAME=value`` is a variable that the scripts are started with, ``1=value`` their first argument.
+    YAML and JSON files are nested keys, ``.sh`` files launch scripts, ``.py`` files programs of TRL, and anything else
+    flags or hydra overrides. What is no file but ``NAME=value`` is a variable that the scripts are started with,
+    ``1=value`` their first argument.
     """
     if not paths:
         raise SpecError("no configuration is named")
@@ -116,6 +120,8 @@ def _read_one(path: Path, gathered: _Gathered) -> None:
     if path.suffix in (".yaml", ".yml", ".json"):
         _read_header(text, path, gathered)
         _read_yaml(parse_document(text, str(path)), path, gathered)
+    elif path.suffix == ".py":
+        _read_program(text, path, gathered)
     elif path.suffix in (".sh", ".bash") or text.startswith("#!"):
         _read_commands(text, path, gathered)
     else:
@@ -174,6 +180,18 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
             _read_yaml(parse_document(read_text(candidate), str(candidate)), candidate, gathered, depth + 1)
             return
     gathered.bases.append(Path(text).stem if text.endswith((".yaml", ".yml")) else text)
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def _read_program(text: str, path: Path, gathered: _Gathered) -> None:
+    """A Python program with TRL's ``GRPOConfig``."""
+    read = read_python(text, str(path))
+    for key, (value, line) in read.keys.items():
+        gathered.put(key, value, str(path), line)
+    gathered.worked_out |= {key: f"{path}:{line}" for key, line in read.worked_out.items()}
+    gathered.entry = "trl.GRPOConfig"
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -295,6 +313,9 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     if entries:
         begin = entries[0] + 1
         gathered.entry = words[entries[0]].text
+        program = path.parent / gathered.entry
+        if program.suffix == ".py" and is_file(program) and makes_configuration(text := read_text(program)):
+            _read_program(text, program, gathered)
     elif any(word.text == "trl" for word in words):
         begin = next(index for index, word in enumerate(words) if word.text == "trl") + 2
         gathered.entry = "trl." + words[begin - 1].text if begin <= len(words) else "trl"

@@ -1,0 +1,127 @@
+"""TRL as most people launch it: a Python program with ``GRPOConfig(...)``, read without running it.
+
+What stands in it as a value is read: of the configuration every key, of the trainer its model and adapter. A value that
+the program works out is not: it is named, and the key keeps its default.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rlperf.errors import Problem, SpecError
+from rlperf.frameworks.keytable import Value
+
+CONFIGURATION, TRAINER, ADAPTER = "GRPOConfig", "GRPOTrainer", "LoraConfig"
+
+
+@dataclass
+class PythonKeys:
+    """Keys with their values and lines, and those whose value the program works out."""
+
+    keys: dict[str, tuple[Value, int]] = field(default_factory=dict)
+    worked_out: dict[str, int] = field(default_factory=dict)
+
+
+def read_python(text: str, file: str) -> PythonKeys:
+    """TRL's keys in a program.
+
+    Raises
+    ------
+    SpecError : it is no Python, or makes no ``GRPOConfig``
+
+    >>> read = read_python("n = 8\\nargs = GRPOConfig(num_generations=n, seed=SEED, bf16=True)", "train.py")
+    >>> read.keys, read.worked_out
+    ({'num_generations': (8, 2), 'bf16': (True, 2)}, {'seed': 2})
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise SpecError(Problem(f"is no Python: {error.msg}", file, error.lineno)) from None
+    names = _assigned(tree)
+    found, calls = PythonKeys(), [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in calls:
+        if _called(call) == CONFIGURATION:
+            _take(found, {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}, names)
+    if not found.keys:
+        hint = "name what it launches: a YAML file, a script, or a file of its flags"
+        raise SpecError(Problem(f"a Python program that makes no {CONFIGURATION}", file, suggestion=hint))
+    for call in calls:
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        if _called(call) == TRAINER:
+            model = given.get("model", call.args[0] if call.args else None)
+            _take(found, {"model_name_or_path": _checkpoint(model, names)} if model is not None else {}, names)
+            if (adapter := given.get("peft_config")) is not None and not _is_none(adapter):
+                found.keys["use_peft"] = (True, call.lineno)
+        elif _called(call) == ADAPTER:
+            _take(found, {"lora_r": given["r"]} if "r" in given else {}, names)
+    return found
+
+
+def makes_configuration(text: str) -> bool:
+    """Whether a program is one of TRL's."""
+    return f"{CONFIGURATION}(" in text
+
+
+def _called(call: ast.Call) -> str:
+    """The last part of the name of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _take(found: PythonKeys, given: Mapping[str, ast.expr], names: Mapping[str, ast.expr]) -> None:
+    for key, node in given.items():
+        try:
+            found.keys[key] = (_value(node, names), node.lineno)
+        except ValueError:
+            found.worked_out[key] = node.lineno
+
+
+def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """What names stand for that are assigned once."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign | ast.AugAssign):
+            targets = [node.target, *([node.target] if isinstance(node, ast.AugAssign) else [])]
+        value = getattr(node, "value", None)
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.expr):
+                found.setdefault(target.id, []).append(value)
+    return {name: values[0] for name, values in found.items() if len(values) == 1}
+
+
+def _checkpoint(node: ast.expr, names: Mapping[str, ast.expr]) -> ast.expr:
+    """The name of a model, also where it has been loaded: ``AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")``."""
+    made = names.get(node.id, node) if isinstance(node, ast.Name) else node
+    if isinstance(made, ast.Call) and _called(made) == "from_pretrained" and made.args:
+        return made.args[0]
+    return node
+
+
+_SIGNS: Mapping[type[ast.AST], Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
+def _value(node: ast.expr, names: Mapping[str, ast.expr]) -> Value:
+    """A literal, a name of one, or arithmetic over them; `ValueError` for anything else."""
+    if isinstance(node, ast.Name) and node.id in names:
+        return _value(names[node.id], {name: value for name, value in names.items() if name != node.id})
+    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        left, right = _value(node.left, names), _value(node.right, names)
+        if not isinstance(left, int | float) or not isinstance(right, int | float):
+            raise ValueError("not numbers")
+        if isinstance(node.op, ast.FloorDiv) and right == 0:
+            raise ValueError("divides by nothing")
+        return _SIGNS[type(node.op)](left, right)
+    try:
+        value: Value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise ValueError("worked out where it runs") from error
+    return value

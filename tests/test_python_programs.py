@@ -1,0 +1,59 @@
+"""TRL's Python programs as configurations: what stands in them as a value, and what they work out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlperf.errors import SpecError
+from rlperf.frameworks.audit import audit
+from rlperf.frameworks.imports import import_config, job_of
+
+PROGRAM = """from trl import GRPOConfig, GRPOTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", dtype="auto")
+WIDTH = 2
+group = 4 * WIDTH
+args = GRPOConfig(
+    output_dir="out", per_device_train_batch_size=8, gradient_accumulation_steps=4, num_generations=group,
+    max_completion_length=4 * 1024, use_vllm=True, vllm_mode="colocate", vllm_tensor_parallel_size=WIDTH,
+    vllm_gpu_memory_utilization=cli.share, learning_rate=cli.rate, gradient_checkpointing=True,
+)
+trainer = GRPOTrainer(model=model, args=args, reward_funcs=reward, peft_config=LoraConfig(r=32, lora_alpha=64))
+"""
+
+
+def test_what_stands_in_a_program_is_read_with_its_line(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    read = import_config([program])
+    run = read.run
+    assert (read.adapter.name, run.architecture, run.trainer.lora_rank) == ("trl", "Qwen/Qwen3-8B", 32)
+    assert (run.batch.group_size, run.rollout.tensor_parallel, run.batch.max_response_tokens) == (8, 2, 4096)
+    assert read.where("num_generations") == f"{program}:6"
+    assert job_of(read).architecture == "Qwen3-8B"
+    told = {one.key: one for one in audit(read, plan=False, predict=False).findings if one.rule == "worked_out"}
+    assert [(key, one.where) for key, one in told.items()] == [("vllm_gpu_memory_utilization", f"{program}:8")]
+
+
+def test_a_script_brings_the_program_that_it_launches(tmp_path: Path) -> None:
+    """With the processes of its launcher, and its flags over what stands in the program."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    script = tmp_path / "run.sh"
+    script.write_text("accelerate launch --num_processes 4 train.py --per_device_train_batch_size 16\n")
+    run = import_config([script]).run
+    assert (run.devices, run.batch.prompts_per_step) == (4, 32)  # 4 x 16 x 4 samples, 8 of a prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import slime\nexecute()\n", "makes no GRPOConfig .name what it launches"),
+        ("args = GRPOConfig(\n", "is no Python"),
+    ],
+)
+def test_other_programs_are_refused_with_what_to_name(text: str, message: str, tmp_path: Path) -> None:
+    program = tmp_path / "run.py"
+    program.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        import_config([program])

@@ -294,9 +294,7 @@ class FrameworkFacts(Frozen):
     fork_of: str = Field("", description="framework whose facts hold where its own say nothing")
     runs: tuple[KeylessSettings, ...] = Field((), description="settings that it has no key for, as it runs them")
     unknown_keys: Literal["error", "ignored", "kept"] = "error"
-    configurations: tuple[str, ...] = Field(
-        (), description="patterns of names of its own configurations whose values are the defaults that are known"
-    )
+    configurations: tuple[str, ...] = Field((), description="names (patterns) of its own that hold the known defaults")
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
     checkpoints: dict[str, CheckpointForm] = Field(
         {}, description="trainer backend -> what its checkpoints are tied to; absent: any layout reads them"
@@ -325,9 +323,7 @@ class FrameworkFacts(Frozen):
         description="execution mode -> span of versions -> groups of samples that its program has under way at once, "
         "of a replica, or as many as a ``batch`` has; absent: what staleness allows",
     )
-    pads: dict[str, Pads] = Field(
-        {}, description="trainer backend -> to what it pads unpacked sequences, where its relative does otherwise"
-    )
+    pads: dict[str, Pads] = Field({}, description="trainer backend -> padding unpacked, where a relative's differs")
     whole_gradients: dict[str, tuple[str, ...]] = Field(
         {},
         description="trainer backend -> releases that keep gradients whole between microbatches and have no key for "

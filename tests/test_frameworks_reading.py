@@ -15,7 +15,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.findings import engine_findings, key_findings
-from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
+from rlperf.frameworks.imports import Imported, describe, import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table, nest
 from rlperf.frameworks.openrlhf import _placement
 from rlperf.frameworks.registry import adapter_of
@@ -300,6 +300,26 @@ def test_a_server_that_the_same_script_starts_has_the_degrees_it_is_told(tmp_pat
         script.write_text(text)
         run = import_config([script], "trl").run
         assert (run.devices, run.rollout.devices, run.rollout.tensor_parallel) == (40, 8, 8)
+    script.write_text(f"{trainer}\n")
+    assert "33 GPUs (1 assumed for the server" in describe(import_config([script], "trl"))
+
+
+def test_what_a_framework_never_tells_of_keeps_no_users_file_from_being_written(tmp_path: Path) -> None:
+    """OpenRLHF's own script has a budget below its longest sequence: no plan has, and the file is the user's."""
+    flags = ("--actor.model_name_or_path Qwen/Qwen3-4B --actor.num_nodes 1 --actor.num_gpus_per_node 8 "
+             "--vllm.num_engines 4 --vllm.tensor_parallel_size 2 --train.colocate_all --train.batch_size 1024 "
+             "--train.dynamic_batch_enable --train.max_tokens_per_gpu 16192 --rollout.max_tokens_per_gpu 16192 "
+             "--rollout.batch_size 128 --rollout.n_samples_per_prompt 8 --data.max_len 74240 "
+             "--rollout.max_new_tokens 64000 --ds.packing_samples --vllm.enable_sleep --ds.enable_sleep")  # fmt: skip
+    script, job = tmp_path / "run.sh", tmp_path / "job.yaml"
+    script.write_text(f"python3 -m openrlhf.cli.train_ppo_ray {flags}\n")
+    read = import_config([script])
+    found = {finding.key: finding.severity for finding in audit(read, plan=False, predict=False).findings}
+    assert found["train.max_tokens_per_gpu"] == "warning"
+    job.write_text(job_text(job_of(read)))
+    (tmp_path / "job.keys.yaml").write_text(keys_text(read))
+    files = rlperf.export_plan(job, tmp_path / "out")
+    assert any("--train.max_tokens_per_gpu 16192" in one.read_text() for one in files)
 
 
 @pytest.mark.parametrize(("trainer", "backend", "stages"), [("d4p1t1", "fsdp2", 1), ("d2p2t1", "megatron", 2)])

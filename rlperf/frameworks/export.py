@@ -199,7 +199,7 @@ def export_run(
     new = carried.source.additions if carried is not None else frozenset()
     broken = [
         *illegal_keys([setting for setting in emission.settings if setting.key not in new], target),
-        *broken_rules(emission.run, adapter.name, version, folder=folder),
+        *broken_rules(emission.run, adapter.name, version, folder=folder, told=carried is None),
     ]
     if broken:
         raise ExportError("the plan breaks its rules", f"{adapter.name}=={version}", dict(broken))
@@ -271,12 +271,18 @@ def illegal_keys(settings: Iterable[Setting], target: Target) -> list[tuple[str,
     return wrong
 
 
-def broken_rules(run: Run, framework: str, version: str, *, folder: Path | str | None = None) -> list[tuple[str, str]]:
-    """(key, what is wrong) of every rule of the framework that the run breaks."""
+def broken_rules(
+    run: Run, framework: str, version: str, *, folder: Path | str | None = None, told: bool = True
+) -> list[tuple[str, str]]:
+    """(key, what is wrong) of every rule of the framework that the run breaks.
+
+    ``told``: also of rules that the framework never tells of, which a plan keeps to and a user's own file need not.
+    """
     names = run.names(architecture_of(run, folder))
     facts = framework_facts(framework, version)
     broken = facts.refused(names, run.trainer.backend or "")
-    return [(rule.key, said(rule, names)) for rule in facts.rules if rule.id in broken]
+    asked = (rule for rule in facts.rules if told or rule.stage != "never")
+    return [(rule.key, said(rule, names)) for rule in asked if rule.id in broken]
 
 
 def said(rule: Rule, names: Mapping[str, object]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -264,9 +264,12 @@ def keys_text(imported: Imported) -> str:
 
 def describe(imported: Imported) -> str:
     """What was imported, in one line."""
-    run = imported.run
-    told = imported.adapter.name != "trl" or {"num_processes", "nproc_per_node"} & set(imported.source.launcher)
-    where = "" if told else " (assumed: name the launch script or accelerate's config too)"
+    run, launcher = imported.run, imported.source.launcher
+    where = ""
+    if imported.adapter.name == "trl" and not {"num_processes", "nproc_per_node"} & set(launcher):
+        where = " (assumed: name the launch script or accelerate's config too)"
+    elif imported.adapter.name == "trl" and not run.traits.shares_devices and not _serves(launcher):
+        where = f" ({run.rollout.devices} assumed for the server: name the script that starts it too)"
     return (
         f"{imported.adapter.title} {imported.target.version}: {hub_name(run.architecture)}, "
         f"{run.devices} GPUs{where}, {run.mode}, {run.batch.prompts_per_step} prompts x {run.batch.group_size}"
@@ -285,3 +288,8 @@ def read_job_or_config(
             return validate(document, Job)
     imported = with_architecture(import_config([path]), architecture)
     return job_of(imported, cluster=cluster, workload=workload, name=path.stem)
+
+
+def _serves(launcher: Mapping[str, Value]) -> bool:
+    """Whether a launch of TRL's server was read."""
+    return any(key.startswith("vllm-serve.") for key in launcher)

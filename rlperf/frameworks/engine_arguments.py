@@ -36,8 +36,10 @@ REPLACED: Mapping[str, str] = {
 OLDER_NAMES: Mapping[str, str] = {
     "cuda_graph_bs": "cuda_graph_bs_decode",
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+    "enable_ep_moe": "ep_size",
+    "enable_deepep_moe": "moe_a2a_backend deepep",
 }
-"""SGLang's arguments as releases before 0.5.2x call them, and what came after."""
+"""SGLang's arguments as releases before 0.5.2x call them, and what came after (its own words of deprecation)."""
 
 
 def newer_name(key: str) -> str | None:
@@ -45,10 +47,14 @@ def newer_name(key: str) -> str | None:
 
     >>> newer_name("sglang-cuda-graph-max-bs"), newer_name("sglang.page_size")
     ('sglang-cuda-graph-max-bs-decode', None)
+    >>> newer_name("sglang-enable-deepep-moe")
+    'sglang-moe-a2a-backend deepep'
     """
-    last = key.rpartition(".")[2]
+    section, dot, last = key.rpartition(".")
     new = OLDER_NAMES.get(_plain(last, "sglang")) if "sglang" in key else None
-    return None if new is None else key + ("-decode" if "-" in last else "_decode")
+    if new is None:
+        return None
+    return f"{section}{dot}{new}" if "-" not in last else f"{section}{dot}sglang-{new.replace('_', '-')}"
 
 
 def _plain(name: str, engine: str | None) -> str:

@@ -27,6 +27,7 @@ from rlperf.specs.modes import MODES
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
 from rlperf.techniques import frameworks_with
+from rlperf.units import human_seconds
 from rlperf.workload import read_recording
 
 Notes = tuple[str, ...]
@@ -146,12 +147,13 @@ def _of_files(paths: list[Path], scale: tuple[int, ...], floor: float, token_s: 
     broke = [problem for path in paths if (problem := out_of_memory(path))]
     ended = "; ".join(map(str, broke))
     try:
-        graphs = [_log(path, devices) for path, devices in zip(paths, scale or (0,), strict=True)]
+        logs = [_log(path, devices) for path, devices in zip(paths, scale or (0,), strict=True)]
     except SpecError as error:  # a run that broke off before its first rl_step has no metrics to complain of
         raise SpecError(broke or error.problems) from error
+    graphs, notes = [graph for graph, _ in logs], tuple(dict.fromkeys(note for _, said in logs for note in said))
     if len(graphs) == 1:
-        return Explained(explain_graph(graphs[0], floor=floor), ended=ended)
-    found = explain_scales(graphs, floor=floor)
+        return Explained(explain_graph(graphs[0], floor=floor, notes=notes), ended=ended)
+    found = explain_scales(graphs, floor=floor, notes=notes)
     return Explained(found.largest, found, ended)
 
 
@@ -178,8 +180,19 @@ def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGr
     return graph_of_recording(recording, token_s=token_s)
 
 
-def _log(path: Path, devices: int) -> PerformanceGraph:
+def _log(path: Path, devices: int) -> tuple[PerformanceGraph, Notes]:
+    """The graph of a log's rl_steps, or of its ranks, and what of the log it leaves out."""
     head = first_record(path)
     if head is not None and "stage" in head:
-        return graph_of_ranks(read_rank_timings(path), devices)
-    return graph_of_steps(logged_steps(read_log([path])), devices)
+        return graph_of_ranks(read_rank_timings(path), devices), ()
+    log = read_log([path])
+    steady = log.settled()
+    notes = [f"rl_step {log.rl_step[0]} left out: the first one compiles, captures and starts up"]
+    notes = notes if steady.n < log.n else []
+    paused = steady.pause_s[steady.pause_s > 0]
+    if paused.size:
+        notes.append(
+            f"validation and checkpoints after {paused.size} of {steady.n} rl_steps left out: "
+            f"{human_seconds(float(paused.sum()) / steady.n)} per rl_step in the mean"
+        )
+    return graph_of_steps(logged_steps(steady), devices), tuple(notes)

@@ -156,8 +156,9 @@ def _counted_once(framework: FrameworkCalibration, digest: str, source: str) -> 
 
 
 def _usable(log: StepLog, warm_up: int, notes: list[str]) -> StepLog:
-    if log.n > 3 * warm_up:
-        log = log.without_first(warm_up)
+    settled = log.settled(warm_up)
+    if settled.n < log.n:
+        log = settled
         notes.append(f"the first {warm_up} rl_step(s) left out: they compile and capture")
     if log.n > MAX_STEPS:
         notes.append(f"the last {MAX_STEPS} of {log.n} rl_steps used")

@@ -371,14 +371,15 @@ def compared(predicted: Prediction | None, log: StepLog | None) -> tuple[Compare
             return None
         return predicted.rl_step_s if stage == "rl_step" else getattr(predicted.stages_s, stage, 0.0)
 
-    means = {**log.stage_means(), "rl_step": log.mean("rl_step_s")}
+    steady = log.settled()
+    means = {**steady.stage_means(), "rl_step": steady.mean("rl_step_s")}
     return tuple(Compared(stage, seconds, due(stage)) for stage, seconds in means.items() if seconds is not None)
 
 
 def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> list[Finding]:
     """Stages whose measured seconds lie far from the prediction, and measured lengths against the limits."""
     found = []
-    for stage, measured in log.stage_means().items():
+    for stage, measured in log.settled().stage_means().items():
         expected = getattr(predicted.stages_s, stage, 0.0)
         if expected > 0 and measured > 2.0 * expected and measured > 0.05 * predicted.rl_step_s:
             message = f"{stage} took {human_seconds(measured)} where {human_seconds(expected)} is predicted"

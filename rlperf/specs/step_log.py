@@ -21,7 +21,7 @@ class StepLog:
     """Struct of arrays, one entry per rl_step; not-a-number where the log says nothing.
 
     rl_step                   int64 [n]
-    rl_step_s                    [s], the whole rl_step
+    rl_step_s                    [s], the whole rl_step, validation and checkpoints left out
     rollout_s .. other_s      [s], by stage; in asynchronous modes rollout_s is what the trainer waited
     prompt_tokens, response_tokens, response_tokens_max
                               [tokens], mean and maximum over the sequences of the rl_step
@@ -30,6 +30,7 @@ class StepLog:
     tokens_per_s_per_device   [tokens/s]
     device_memory_bytes       [bytes], peak that the trainer's allocator reports
     host_memory_bytes         [bytes]
+    pause_s                   [s], validation and checkpoints beside the rl_step
     """
 
     rl_step: npt.NDArray[np.int64]
@@ -50,6 +51,7 @@ class StepLog:
     tokens_per_s_per_device: FloatArray
     device_memory_bytes: FloatArray
     host_memory_bytes: FloatArray
+    pause_s: FloatArray
     framework: str = ""
     source: str = ""
 
@@ -90,7 +92,8 @@ class StepLog:
         """
         said = hashlib.blake2s(self.rl_step.tobytes(), digest_size=6)
         for name in COLUMNS:
-            said.update(getattr(self, name).tobytes())
+            if name != "pause_s":  # no part of an rl_step
+                said.update(getattr(self, name).tobytes())
         return said.hexdigest()
 
     def mean(self, column: str) -> float | None:
@@ -103,6 +106,14 @@ class StepLog:
         """Mean seconds of every stage that the log states."""
         means = {stage: self.mean(f"{stage}_s") for stage in STAGES}
         return {stage: value for stage, value in means.items() if value is not None}
+
+    def settled(self, warm_up: int = 1) -> StepLog:
+        """Without the first rl_steps, which compile, capture and start up, where enough others are left to judge by.
+
+        >>> StepLog.of([1, 2, 3, 4], rl_step_s=[99.0, 57.0, 57.0, 57.0]).settled().mean("rl_step_s")
+        57.0
+        """
+        return self.without_first(warm_up) if self.n > 3 * warm_up else self
 
     def without_first(self, count: int = 1) -> StepLog:
         """The log without its first rl_steps, which compile, capture and warm up."""

@@ -66,6 +66,7 @@ def audit_config(
     imported = with_architecture(import_config(listed(config), framework), architecture)
     facts = framework_facts(imported.adapter.name, imported.target.version)
     steps, ended = _load_log(log)
+    steps = steps and steps.by_rl_step(imported.run.batch.updates)
     with TemporaryDirectory(prefix="rlperf-") as scratch:
         if rollouts is not None:
             cap = imported.run.batch.max_response_tokens or 1 << 40

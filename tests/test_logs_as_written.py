@@ -196,3 +196,33 @@ def test_a_line_that_a_run_is_writing_and_the_summary_of_one(tmp_path: Path) -> 
     for name, step in (("run.jsonl", 1), ("wandb-summary.json", 90)):
         log = read_log([tmp_path / name])
         assert (log.rl_step.tolist(), log.mean("rl_step_s")) == ([step], 57.0)
+
+
+def test_trl_times_optimizer_updates(tmp_path: Path) -> None:
+    """Four of them follow a generation here: a verdict called the run four times as fast as it was."""
+    (tmp_path / "train.py").write_text(
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        'args = GRPOConfig(output_dir="o", per_device_train_batch_size=4, gradient_accumulation_steps=2,\n'
+        "    steps_per_generation=8, num_generations=8, max_completion_length=2048, use_vllm=True)\n"
+        'trainer = GRPOTrainer(model="Qwen/Qwen3-4B", reward_funcs=[], args=args, train_dataset=[])\n'
+    )
+    every = [
+        {"step": k, "step_time": 40.0 if k % 4 == 1 else 4.0, "completions/mean_length": 700.0} for k in range(1, 30)
+    ]
+    means = [{"step": 10 * k, "step_time": 13.0, "completions/mean_length": 700.0} for k in range(1, 9)]
+    for rows in (every, means):
+        (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+        found = rlperf.audit_config(
+            tmp_path / "train.py", cluster="dgx_h100", log=tmp_path / "trainer_state.json", plan=False
+        )
+        assert [(each.stage, each.measured_s) for each in found.measured] == [("rl_step", 52.0)]
+
+
+def test_rows_of_updates_stay_the_log_that_they_are_of() -> None:
+    log = StepLog.of(
+        [1, 2, 3, 4], rl_step_s=[30.0, 10.0, 30.0, 10.0], rollout_s=[20.0, float("nan")] * 2, of_updates=True
+    )
+    steps = log.by_rl_step(2)
+    assert (steps.rl_step.tolist(), steps.rl_step_s.tolist(), steps.rollout_s.tolist()) == ([1, 2], [40, 40], [20, 20])
+    assert steps.digest == log.digest != StepLog.of([1, 2], rl_step_s=[40.0, 40.0]).digest
+    assert log.by_rl_step(1) is log and StepLog.of([1], rl_step_s=[9.0]).by_rl_step(4).rl_step_s.tolist() == [9.0]

@@ -105,8 +105,8 @@ def fit_log(
     SpecError : the log states neither a stage nor the rl_step, or the framework's calibration was told by it already
     """
     notes: list[str] = []
-    digest, log = log.digest, _usable(log, warm_up, notes)
     evaluation, filled = evaluate_job(context)
+    digest, log = log.digest, _usable(log.by_rl_step(evaluation.configuration.batch.updates), warm_up, notes)
     notes += [f"assumed {text}" for text in filled]
     simulated = Simulated.of(context, evaluation, log, lengths, notes)
     measured = measured_stages(simulated, log, notes)

@@ -146,7 +146,8 @@ def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:
         columns["rl_step_s"] = _without_pauses(columns["rl_step_s"], stages, pauses)
     if not np.nansum(columns.get("rl_step_s", np.ones(1))):
         raise SpecError(Problem("none of its rl_steps takes any time: every timer is 0", source))
-    return StepLog.of(steps, framework=framework, source=source, **columns)
+    of_updates = framework_facts(framework).metrics_of_updates
+    return StepLog.of(steps, framework=framework, source=source, of_updates=of_updates, **columns)
 
 
 def _apart(found: Mapping[str, FloatArray], nested: Mapping[str, str]) -> dict[str, FloatArray]:

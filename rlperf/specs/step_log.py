@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class StepLog:
     device_memory_bytes       [bytes], peak that the trainer's allocator reports
     host_memory_bytes         [bytes]
     pause_s                   [s], validation and checkpoints beside the rl_step
+    of_updates                whether a row is of an optimizer update, of which an rl_step may have several
+    origin                    digest of the log that it was made of; empty: its own
     """
 
     rl_step: npt.NDArray[np.int64]
@@ -54,6 +56,8 @@ class StepLog:
     pause_s: FloatArray
     framework: str = ""
     source: str = ""
+    of_updates: bool = False
+    origin: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -62,7 +66,10 @@ class StepLog:
                 raise SpecError(f"step log: column {field.name} has {value.size} entries for {self.rl_step.size} steps")
 
     @classmethod
-    def of(cls, rl_step: npt.ArrayLike, *, framework: str = "", source: str = "", **columns: npt.ArrayLike) -> StepLog:
+    def of(
+        cls, rl_step: npt.ArrayLike, *, framework: str = "", source: str = "", of_updates: bool = False,
+        **columns: npt.ArrayLike,
+    ) -> StepLog:  # fmt: skip
         """A log from the columns that are known.
 
         >>> log = StepLog.of([1, 2], rl_step_s=[57.0, 58.0], rollout_s=[32.0, 33.0])
@@ -73,10 +80,10 @@ class StepLog:
         unknown = set(columns) - set(COLUMNS)
         if unknown:
             raise TypeError(f"unknown column: {', '.join(sorted(unknown))}")
-        values = {
+        values: dict[str, Any] = {
             name: np.asarray(columns.get(name, np.full(steps.shape, np.nan)), dtype=np.float64) for name in COLUMNS
         }
-        return cls(rl_step=steps, framework=framework, source=source, **values)
+        return cls(rl_step=steps, framework=framework, source=source, of_updates=of_updates, **values)
 
     @property
     def n(self) -> int:
@@ -90,6 +97,8 @@ class StepLog:
         >>> StepLog.of([1], rl_step_s=[57.0]).digest == StepLog.of([1], rl_step_s=[57.0], source="elsewhere").digest
         True
         """
+        if self.origin:
+            return self.origin
         said = hashlib.blake2s(self.rl_step.tobytes(), digest_size=6)
         for name in COLUMNS:
             if name != "pause_s":  # no part of an rl_step
@@ -118,8 +127,34 @@ class StepLog:
     def without_first(self, count: int = 1) -> StepLog:
         """The log without its first rl_steps, which compile, capture and warm up."""
         keep = slice(count, None)
-        columns: Mapping[str, FloatArray] = {name: getattr(self, name)[keep] for name in COLUMNS}
-        return StepLog(rl_step=self.rl_step[keep], framework=self.framework, source=self.source, **columns)
+        columns: dict[str, Any] = {name: getattr(self, name)[keep] for name in COLUMNS}
+        return replace(self, rl_step=self.rl_step[keep], **columns)
+
+    def by_rl_step(self, updates: int) -> StepLog:
+        """One row per rl_step of ``updates`` optimizer updates, where the rows are of updates; else as it is.
+
+        Rows may be of every update or means over some; only updates after a generation have its seconds. A last rl_step
+        with fewer rows than others is cut off.
+
+        >>> log = StepLog.of([1, 2, 3, 4, 5], rl_step_s=[50.0, 10.0, 50.0, 10.0, 50.0], of_updates=True)
+        >>> log.by_rl_step(2).rl_step_s.tolist()
+        [60.0, 60.0]
+        """
+        if not self.of_updates or updates <= 1:
+            return self
+        number, row, count = np.unique((self.rl_step - 1) // updates, return_inverse=True, return_counts=True)
+        whole = slice(None) if number.size == 1 or count[-1] == count.max() else slice(-1)
+
+        def mean(values: FloatArray) -> FloatArray:
+            known = ~np.isnan(values)
+            rows = np.bincount(row[known], minlength=number.size)
+            total = np.bincount(row[known], weights=values[known], minlength=number.size)
+            return np.where(rows > 0, total / np.maximum(rows, 1), np.nan)[whole]
+
+        columns: dict[str, Any] = {name: mean(getattr(self, name)) for name in COLUMNS}
+        columns["rl_step_s"] = columns["rl_step_s"] * updates
+        return replace(self, rl_step=number[whole] + 1, of_updates=False, origin=self.digest, **columns)
 
 
-COLUMNS = tuple(field.name for field in fields(StepLog) if field.name not in ("rl_step", "framework", "source"))
+_OTHERS = ("rl_step", "framework", "source", "of_updates", "origin")
+COLUMNS = tuple(field.name for field in fields(StepLog) if field.name not in _OTHERS)

@@ -46,8 +46,10 @@ def read_python(text: str, file: str) -> PythonKeys:
         if _called(call) == CONFIGURATION:
             _take(found, {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}, names)
     if not found.keys:
+        made = any(_called(call) == CONFIGURATION for call in calls)
+        what = f"states no value in its {CONFIGURATION}" if made else f"makes no {CONFIGURATION}"
         hint = "name what it launches: a YAML file, a script, or a file of its flags"
-        raise SpecError(Problem(f"a Python program that makes no {CONFIGURATION}", file, suggestion=hint))
+        raise SpecError(Problem(f"a Python program that {what}", file, suggestion=hint))
     for call in calls:
         given = {keyword.arg: keyword.value for keyword in call.keywords}
         if _called(call) == TRAINER:

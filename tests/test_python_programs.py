@@ -50,7 +50,6 @@ def test_a_script_brings_the_program_that_it_launches(tmp_path: Path) -> None:
     [
         ("import slime\nexecute()\n", "makes no GRPOConfig .name what it launches"),
         ("args = GRPOConfig(**settings)\n", "states no value in its GRPOConfig"),
-        ("args = GRPOConfig(**settings)\n", "states no value in its GRPOConfig"),
         ("args = GRPOConfig(\n", "is no Python"),
     ],
 )

@@ -14,7 +14,7 @@ from rlperf.frameworks.audit import Audit, audit
 from rlperf.frameworks.dumps import read_rollouts
 from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import import_config, read_job_or_config, with_architecture
-from rlperf.frameworks.logs import out_of_memory, read_log
+from rlperf.frameworks.logs import out_of_memory, read_log, same_framework
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.question.context import before_any_log, resolve
 from rlperf.specs.own_files import folder_of
@@ -66,7 +66,7 @@ def audit_config(
     imported = with_architecture(import_config(listed(config), framework), architecture)
     facts = framework_facts(imported.adapter.name, imported.target.version)
     steps, ended = _load_log(log)
-    steps = steps and steps.by_rl_step(imported.run.batch.updates)
+    steps = steps and same_framework(steps, imported.adapter.name).by_rl_step(imported.run.batch.updates)
     with TemporaryDirectory(prefix="rlperf-") as scratch:
         if rollouts is not None:
             cap = imported.run.batch.max_response_tokens or 1 << 40
@@ -143,7 +143,8 @@ def calibrate_logs(
     """
     path = as_path(job, "job")
     asked = read_job_or_config(path, cluster=cluster, workload=workload, architecture=architecture)
-    context, steps = resolve(asked, folder=folder_of(path)), read_log(listed(log), framework)
+    steps = same_framework(read_log(listed(log), framework), asked.framework)
+    context = resolve(asked, folder=folder_of(path))
     again = [each.backend for each in context.trainers if logs_of(each.framework) == (steps.digest,)]
     context = before_any_log(context, folder_of(path), again)  # asked again: no step counts twice
     cap = max(asked.tasks[0].max_response_tokens)

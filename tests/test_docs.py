@@ -29,7 +29,7 @@ from rlperf.calibrate.validate import PredictedFigure, Report
 from rlperf.cli import main as cli
 from rlperf.cost.basis import serving_basis
 from rlperf.errors import InfeasibleError, RlperfError
-from rlperf.frameworks.audit import Compared
+from rlperf.frameworks.beside_log import Compared
 from rlperf.frameworks.findings import Finding
 from rlperf.frameworks.verdict import Verdict
 from rlperf.plan.answer.plan import (

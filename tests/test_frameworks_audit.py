@@ -348,7 +348,7 @@ def test_a_log_shows_slow_stages_and_cut_responses(tmp_path: Path) -> None:
     stages = plain.predicted.stages_s
     log = StepLog.of(
         [1, 2], rl_step_s=[600.0] * 2, rollout_s=[stages.rollout] * 2, training_s=[stages.training * 3] * 2,
-        truncated_fraction=[0.4, 0.5], framework="verl", source="run.log",
+        weight_sync_s=[stages.weight_sync] * 2, truncated_fraction=[0.4, 0.5], framework="verl", source="run.log",
     )  # fmt: skip
     found = audit(imported, cluster="dgx_h100", plan=False, log=log)
     assert found.predicted is not None

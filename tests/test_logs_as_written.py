@@ -9,8 +9,8 @@ import pytest
 
 import rlperf
 from rlperf.errors import SpecError
-from rlperf.frameworks.audit import compared
-from rlperf.frameworks.logs import read_log
+from rlperf.frameworks.beside_log import Compared, compared
+from rlperf.frameworks.logs import read_log, same_framework
 from rlperf.specs.step_log import StepLog
 
 STAGES = {"gen": 32.0, "reward": 1.2, "old_log_prob": 3.5, "ref": 3.4, "adv": 0.2, "update_actor": 14.2}
@@ -226,3 +226,54 @@ def test_rows_of_updates_stay_the_log_that_they_are_of() -> None:
     assert (steps.rl_step.tolist(), steps.rl_step_s.tolist(), steps.rollout_s.tolist()) == ([1, 2], [40, 40], [20, 20])
     assert steps.digest == log.digest != StepLog.of([1, 2], rl_step_s=[40.0, 40.0]).digest
     assert log.by_rl_step(1) is log and StepLog.of([1], rl_step_s=[9.0]).by_rl_step(4).rl_step_s.tolist() == [9.0]
+
+
+SCRIPT = """python3 -m {main} algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B \\
+  data.train_batch_size=128 data.max_prompt_length=1024 data.max_response_length=4096 actor_rollout_ref.rollout.n=8 \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+  actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384 \\
+  actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node={gpus} trainer.nnodes=1 {more}
+"""
+
+
+def audited(folder: Path, main: str, timers: dict[str, float], gpus: int = 8, more: str = "") -> dict[str, Compared]:
+    """A verl script beside a log of it, by stage."""
+    (folder / "run.sh").write_text(SCRIPT.format(main=main, gpus=gpus, more=more))
+    line = " - ".join(f"timing_s/{name}:{value}" for name, value in timers.items())
+    (folder / "run.log").write_text("".join(f"step:{step} - {line}\n" for step in range(1, 4)))
+    found = rlperf.audit_config(folder / "run.sh", cluster="dgx_h100", log=folder / "run.log", plan=False)
+    return {each.stage: each for each in found.measured}
+
+
+def test_a_rollout_that_the_trainer_waits_for_is_held_against_the_wait(tmp_path: Path) -> None:
+    """verl's `gen` ahead of the trainer is a wait, which was 0.18 times the whole generation."""
+    timers = {"gen": 60.0, "sync_rollout_weights": 3.0, "update_actor": 95.0, "step": 160.0}
+    ahead = "verl.experimental.one_step_off_policy.main_ppo"
+    apart = "rollout.nnodes=1 rollout.n_gpus_per_node=4 actor_rollout_ref.hybrid_engine=False"
+    found = audited(tmp_path, ahead, timers, 4, apart)
+    due = {stage: each.predicted_s or 0.0 for stage, each in found.items()}
+    assert due["rollout"] < due["rl_step"] - due["training"] - due["weight_sync"]
+    assert found["rollout"].words.startswith("rollout (what the trainer waited for it): measured 1 min 0 s")
+    # one that is timed whole, beside the trainer, is held against the whole
+    whole = audited(tmp_path, ahead, timers | {"gen": 155.0}, 4, apart)["rollout"]
+    assert whole.of == "" and (whole.predicted_s or 0.0) > 2.0 * due["rollout"]
+
+
+def test_a_rollout_that_holds_the_weight_sync_is_held_against_both(tmp_path: Path) -> None:
+    """As `calibrate logs` takes it."""
+    main, timers = "verl.trainer.main_ppo", {"gen": 150.0, "update_actor": 80.0, "step": 240.0}
+    held = audited(tmp_path, main, timers)["rollout"]
+    stated = audited(tmp_path, main, timers | {"update_weights": 3.0})
+    assert held.of == "with the weight sync" and stated["rollout"].of == ""
+    assert (held.predicted_s or 0.0) > (stated["rollout"].predicted_s or 0.0) + (
+        stated["weight_sync"].predicted_s or 0.0
+    )
+
+
+def test_a_log_of_another_framework_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT.format(main="verl.trainer.main_ppo", gpus=8, more=""))
+    (tmp_path / "run.log").write_text("= Step 1/9 =\n  • Total step time: 240.1s\n  • generation: 110.2s (45.9%)\n")
+    with pytest.raises(SpecError, match="is a log of nemo_rl, and what ran is of verl"):
+        rlperf.audit_config(tmp_path / "run.sh", cluster="dgx_h100", log=tmp_path / "run.log", plan=False)
+    slime = StepLog.of([1], framework="slime", rl_step_s=[9.0])
+    assert same_framework(slime, "miles==0.1") is slime

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import rlperf
-from rlperf.frameworks.audit import Compared, report
+from rlperf.frameworks.audit import report
+from rlperf.frameworks.beside_log import Compared
 from rlperf.frameworks.logs import out_of_memory
 from rlperf.frameworks.verdict import lines_of, verdict_of
 from rlperf.units import human_bytes

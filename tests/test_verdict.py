@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from rlperf.cli.main import app
 from rlperf.files import audit_config
 from rlperf.frameworks import audit as auditing
-from rlperf.frameworks.audit import Compared, report
+from rlperf.frameworks.audit import report
+from rlperf.frameworks.beside_log import Compared
 from rlperf.frameworks.verdict import CHANGES, lines_of, verdict_of
 
 SCRIPT = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B \\

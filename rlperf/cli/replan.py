@@ -37,7 +37,7 @@ def replan(
     from rlperf.api import ask
     from rlperf.errors import SpecError
     from rlperf.frameworks.dumps import read_rollouts
-    from rlperf.frameworks.logs import read_log
+    from rlperf.frameworks.logs import read_log, same_framework
     from rlperf.plan.predict import evaluate_job
     from rlperf.plan.replan import replan_job
     from rlperf.specs.own_files import folder_of
@@ -52,7 +52,7 @@ def replan(
             raise SpecError(f"--switch: {error}") from error
         asked = asked.model_copy(update={"horizon": asked.horizon.model_copy(update={"switch": cost})})
     table = read_rollouts(rollouts, tokenizer=tokenizer, max_response_tokens=max(asked.tasks[0].max_response_tokens))
-    steps = read_log(log, framework)
+    steps = same_framework(read_log(log, framework), runs.framework)
     with progress("planning the remaining rl_steps"):
         question = ask(asked, folder=folder)
         at_work = ask(runs, folder=folder_of(running or job))

@@ -15,6 +15,7 @@ from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit_best import best_of
+from rlperf.frameworks.beside_log import Compared, compared, log_findings
 from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.findings import (
     LIKELY,
@@ -43,35 +44,13 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import least_cache
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.modes import MODES
 from rlperf.specs.step_log import StepLog
 from rlperf.told import Tell, quiet, within
 from rlperf.units import human_bytes, human_risk, human_seconds, with_probability
 
 MOST_OFFERED = 1 << 15
 """Sequences of an rl_step up to which offers are judged: each is a prediction that simulates all of them."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A stage (or the whole rl_step) as measured and as predicted [s]; None: it could not be predicted."""
-
-    stage: str
-    measured_s: float
-    predicted_s: float | None
-
-    @property
-    def words(self) -> str:
-        """``rollout: measured 93 s, predicted 81.2 s (it took 1.15 times that)``.
-
-        >>> Compared("rl_step", 60.0, None).words, Compared("weight_sync", 2.0, 1.0).words[:11]
-        ('rl_step: measured 1 min 0 s, not predicted', 'weight sync')
-        """
-        named = self.stage if self.stage == "rl_step" else self.stage.replace("_", " ")
-        said = f"{named}: measured {human_seconds(self.measured_s)}, "
-        if self.predicted_s is None:
-            return said + "not predicted"
-        ratio = f" (it took {self.measured_s / self.predicted_s:.2f} times that)" if self.predicted_s > 0 else ""
-        return said + f"predicted {human_seconds(self.predicted_s)}{ratio}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +147,7 @@ def audit(
         asked = within(tell, 0.1, 0.15, "what would be gained by ")
         judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None, asked)
         notes += [unjudged] if unjudged else []
-        findings += judged + (log_findings(given, predicted, log) if log else [])
+        findings += judged
     findings, then = repaired(findings, given, attempt, within(tell, 0.25, 0.25, "what would mend "))
     notes += [f"with the settings above it fits: {human_seconds(then.rl_step_s)} per rl_step predicted"] if then else []
     short = "" if evaluation is None else cache_shortage(evaluation)
@@ -177,7 +156,10 @@ def audit(
         holds = then if _too_large(findings) or short else predicted  # what does not fit has no speed to miss
         best, note = best_of(job, facts, holds.rl_step_s if holds else np.inf, files, folder, rest)
         notes += [note] if note else []
-    against, unlike, told = compared(predicted, log), "", ""
+    sharing = evaluation is not None and MODES[evaluation.configuration.mode].shares_devices
+    against, unlike, told = compared(predicted, log, sharing=sharing), "", ""
+    if predicted and log:
+        findings += log_findings(given, against, predicted, log)
     if evaluation and log:
         unlike, told = _other_lengths(evaluation, log, job.tasks[0].workload), _told(evaluation, log)
     return Audit(
@@ -359,40 +341,6 @@ def host_findings(imported: Imported, context: Context, evaluation: Evaluation) 
     message = f"offloaded states take {human_bytes(held)} of the node's {human_bytes(cluster.host_memory)} host memory"
     return [Finding("error", key, message, "shard over more nodes, or keep them on the GPU", "run",
                     imported.where(key), rule="host_memory")]  # fmt: skip
-
-
-def compared(predicted: Prediction | None, log: StepLog | None) -> tuple[Compared, ...]:
-    """The log's mean seconds beside the prediction's, stage by stage, the rl_step last; none where there is no log."""
-    if log is None:
-        return ()
-
-    def due(stage: str) -> float | None:
-        if predicted is None:
-            return None
-        return predicted.rl_step_s if stage == "rl_step" else getattr(predicted.stages_s, stage, 0.0)
-
-    steady = log.settled()
-    means = {**steady.stage_means(), "rl_step": steady.mean("rl_step_s")}
-    return tuple(Compared(stage, seconds, due(stage)) for stage, seconds in means.items() if seconds is not None)
-
-
-def log_findings(imported: Imported, predicted: Prediction, log: StepLog) -> list[Finding]:
-    """Stages whose measured seconds lie far from the prediction, and measured lengths against the limits."""
-    found = []
-    for stage, measured in log.settled().stage_means().items():
-        expected = getattr(predicted.stages_s, stage, 0.0)
-        if expected > 0 and measured > 2.0 * expected and measured > 0.05 * predicted.rl_step_s:
-            message = f"{stage} took {human_seconds(measured)} where {human_seconds(expected)} is predicted"
-            advice = "`rlperf calibrate logs` fits this cluster; a bad node or link shows like this too"
-            found.append(Finding("hint", f"timing of {stage}", message, advice, "never", log.source, rule="slow_stage"))
-    cut = log.mean("truncated_fraction")
-    if cut is not None and cut > 0.2:
-        key = key_of(imported, ref("batch.max_response_tokens"))
-        message = f"{100 * cut:.1f} % of the responses are cut at the maximum length"
-        found.append(
-            Finding("warning", key, message, "raise it, or penalise length", "never", log.source, rule="truncated")
-        )
-    return found
 
 
 def pools_words(phase: Phase) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.log_carriers import metrics_of
-from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.specs.reader import read_text, reading
 from rlperf.specs.step_log import STAGES, FloatArray, StepLog
 from rlperf.units import MOST, MOST_COUNT
@@ -119,6 +119,20 @@ def _plausible(step: int, values: Mapping[str, float], path: Path | str) -> None
     wrong = next((name for name, value in values.items() if abs(value) > MOST and not np.isinf(value)), None)
     if wrong is not None:
         raise SpecError(Problem(f"{wrong} of rl_step {step} is beyond any quantity", str(path)))
+
+
+def same_framework(log: StepLog, framework: str) -> StepLog:
+    """The log, where the framework (with or without its release) writes such ones; a fork writes those of its origin.
+
+    Raises
+    ------
+    SpecError : it is another framework's
+    """
+    expected = framework_facts(adapter_of(split_name(framework)[0]).name)
+    if log.framework and metric_table(log.framework) != expected.metrics:
+        message = f"is a log of {log.framework}, and what ran is of {expected.name}"
+        raise SpecError(Problem(message, log.source, suggestion="name the configuration or job that wrote it"))
+    return log
 
 
 def metric_table(framework: str) -> Mapping[str, str]:

@@ -24,7 +24,7 @@ from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.rollout_counted import SCREENED_RL_STEPS, Counted, counted_lent_s
 from rlperf.sim.rollout.lent import AT, joined_curve_s, joined_s, read_off_s
-from rlperf.sim.rollout.rollout import simulate_rollout
+from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.job import Job
 from rlperf.specs.pool import Settings
@@ -146,17 +146,17 @@ def test_caches_and_places_that_bind_nobody_are_simulated_once(monkeypatch: pyte
     context = resolve(job_of([True]))
     demand = context.tasks[0].source.demand(context.tasks[0].batches[0], None, 0)
     counted, simulated = Counted(demand), list[EngineLimits]()
-    once = Counted.lent_s
 
-    def told(self: Counted, cost: EngineStepCost, limits: EngineLimits, *rest: int) -> Any:
+    def alone(*asked: Any, limits: EngineLimits, **rest: Any) -> RolloutResult:
         simulated.append(limits)
-        return once(self, cost, limits, *rest)
+        return simulate_rollout(*asked, limits=limits, **rest)
 
-    monkeypatch.setattr(Counted, "lent_s", told)
+    monkeypatch.setattr("rlperf.sim.rl_step.rollout_counted.simulate_rollout", alone)
     kv_tokens, running = np.array([3e4, 4e5, 5e5, 5e5, 5e5]), np.array([32, 32, 32, 40, 8])
     layout = Layout.of(data_parallel=np.full(5, 4)).flat()
     curves = counted_lent_s(Settings(), (COST,), layout, np.zeros(5, dtype=np.int64), kv_tokens, running, counted, 8)
-    assert [(each.kv_tokens, each.max_running) for each in simulated] == [(3e4, 32), (4e5, 32), (5e5, 8)]
+    each_of = SCREENED_RL_STEPS
+    assert [(each.kv_tokens, each.max_running) for each in simulated[::each_of]] == [(3e4, 32), (4e5, 32), (5e5, 8)]
     assert (curves[1] == curves[2]).all() and (curves[1] != curves[[0, 4]]).any(axis=1).all()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -94,14 +94,23 @@ def test_what_an_rl_step_is_called_makes_no_difference_to_what_is_remembered_of_
         assert key(**changes) != key(), changes
 
 
+@dataclass(frozen=True)
+class Served:
+    """A rollout that other limits would have changed."""
+
+    number: int
+    roomy_tokens: float = np.inf
+    full_places: bool = True
+
+
 def test_a_rollout_is_simulated_once_whoever_asks_and_again_for_whatever_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     simulated: list[float] = []
 
-    def serve(replicas: Replicas, trajectories: Trajectories, routing: object = None) -> float:
+    def serve(replicas: Replicas, trajectories: Trajectories, routing: object = None) -> Served:
         simulated.append(replicas.cost.host_s)
-        return float(len(simulated))
+        return Served(len(simulated))
 
     monkeypatch.setattr(Replicas, "serve", serve)
     table = LengthTable.from_groups([11, 22], [[33, 44], [55, 66]], max_response_tokens=99)

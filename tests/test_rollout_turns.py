@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.sim.rl_step.rollout_counted import Counted
+from rlperf.sim.rl_step.rollout_counted import Counted, Engines, SimulatedRollouts
 from rlperf.sim.rollout import EngineOptions, StepCensus, Trajectories, take_census
 from rlperf.sim.rollout import closed_form as counting
 from rlperf.sim.rollout.apart import Apart
 from rlperf.sim.rollout.closed_form import paced
+from rlperf.sim.rollout.replica import simulate_replica
 
 
 def _agents(rng: np.random.Generator, n: int) -> Trajectories:
@@ -66,27 +67,57 @@ def test_agents_are_counted_without_events(monkeypatch: pytest.MonkeyPatch) -> N
     assert take_census(agents, limits, cost=paced(0.02)).steps > 0
 
 
-def test_a_simulation_that_no_limit_bound_holds_under_larger_ones() -> None:
+def test_a_simulation_that_no_limit_bound_holds_under_others() -> None:
     """What-if of readers simulated every cache and every number of places, most of which bind nobody: of agents on two
     nodes 350 times instead of 72."""
     cost = EngineStepCost(np.array([0.0, 4096.0]), np.array([0.0, 0.2]), host_s=0.01, decode_per_kv_token_s=1e-7)
     held = 0
-    for seed in range(16):
+    for seed in range(24):
         rng = np.random.default_rng(seed)
-        agents = _agents(rng, 16)
-        counted = Counted(None)  # type: ignore[arg-type]
-        counted.tables = [agents]
+        apart = Apart(1 + seed % 2)
         limits = EngineLimits(
             float(rng.choice([4e3, 1e4, 4e4])), int(rng.choice([4, 12, 64])), prefix_caching=seed % 3 > 0
         )
-        known = counted.apart_s(cost, limits, 3, Apart(1 + seed % 2))
-        for more in (
-            replace(limits, kv_tokens=limits.kv_tokens * 3),
-            replace(limits, max_running=limits.max_running * 3),
-        ):
-            if known.holds(more):
+
+        def pool(limits: EngineLimits, apart: Apart = apart) -> Engines:
+            return Engines(cost, limits, 3, apart)
+
+        counted = Counted(None)  # type: ignore[arg-type]
+        counted.tables = [_agents(rng, 16)]
+        known = counted.apart_s(pool(limits), apart)
+        assert counted.known_apart_s(pool(limits), apart) == known
+        assert counted.known_apart_s(pool(replace(limits, token_budget=512)), apart) is None
+        for other in (
+            replace(limits, kv_tokens=limits.kv_tokens * 3), replace(limits, max_running=limits.max_running * 3),
+            replace(limits, kv_tokens=limits.kv_tokens * 0.7),
+        ):  # fmt: skip
+            if counted.known_apart_s(pool(other), apart) is not None:
                 held += 1
-                assert counted.apart_s(cost, more, 3, Apart(1 + seed % 2)).found == pytest.approx(known.found, rel=1e-9)
-        assert known.holds(limits) and not known.holds(replace(limits, kv_tokens=limits.kv_tokens / 2))
-        assert not known.holds(replace(limits, token_budget=512))
-    assert 6 < held < 32
+                alone = replace(counted, simulated=SimulatedRollouts())
+                alone.tables = counted.tables
+                assert alone.apart_s(pool(other), apart) == pytest.approx(known, rel=1e-9)
+    assert 12 < held < 60
+
+
+def test_a_cache_that_was_large_enough_may_be_as_small_as_what_was_asked_of_it() -> None:
+    cost = EngineStepCost(np.array([0.0, 4096.0]), np.array([0.0, 0.2]), host_s=0.01, decode_per_kv_token_s=1e-7)
+    smaller = 0
+    for seed in range(160):
+        rng = np.random.default_rng(seed)
+        work = _agents(rng, 24)
+        if seed % 2:
+            first = work.offsets[:-1]
+            work = Trajectories.of(work.prompt_tokens[first], rng.integers(1, 400, 24), group=work.group)
+        limits = EngineLimits(
+            float(rng.choice([1e4, 3e4, 1e5])), int(rng.choice([4, 12, 64])), prefix_caching=seed % 3 > 0,
+            chunked_prefill=seed % 5 > 0, watermark=0.01 * (seed % 4 == 0),
+        )  # fmt: skip
+        options = EngineOptions(async_scheduling=seed % 7 > 3)
+        found = simulate_replica(work, cost, limits, options=options)
+        if found.roomy_tokens < limits.kv_tokens:
+            smaller += 1
+            least = simulate_replica(work, cost, replace(limits, kv_tokens=found.roomy_tokens), options=options)
+            np.testing.assert_allclose(least.finish_s, found.finish_s, rtol=1e-9)
+            assert (least.preemptions, least.hit_tokens) == (found.preemptions, found.hit_tokens)
+            assert least.roomy_tokens <= found.roomy_tokens
+    assert smaller > 40

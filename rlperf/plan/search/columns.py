@@ -14,7 +14,7 @@ import numpy as np
 
 from rlperf.layout import IntArray
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
+from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns, simulated
 from rlperf.plan.search.rules import trainer_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn, scorer_column
 from rlperf.plan.search.split_columns import SplitColumns
@@ -24,7 +24,7 @@ from rlperf.sim.remembered import Key, Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import Tabulated
 from rlperf.sim.rl_step.flow import Allowed
-from rlperf.sim.rl_step.rollout_counted import Counted
+from rlperf.sim.rl_step.rollout_counted import Counted, SimulatedRollouts
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Mode
@@ -46,13 +46,14 @@ class ColumnStore:
     rollout: Remembered[RolloutColumns] = field(init=False)
     tables: Remembered[Tabulated] = field(init=False)
     counted: Remembered[Counted] = field(init=False)
+    simulated: Remembered[SimulatedRollouts] = field(init=False)
     trainer: Remembered[dict[tuple[int, int], TrainerColumns]] = field(init=False)
     grids: Remembered[TrainerGrid] = field(init=False)
     fronts: Remembered[IntArray] = field(init=False)
     scorers: Remembered[ScorerColumn | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("rollout", "tables", "counted", "trainer", "grids", "fronts", "scorers"):
+        for name in ("rollout", "tables", "counted", "simulated", "trainer", "grids", "fronts", "scorers"):
             setattr(self, name, Remembered(self.most))
 
 
@@ -65,6 +66,8 @@ class Columns:
     facts : rules of the framework; None: none
     forgiven : `Reject` flags that a lenient screen lets pass; what they refuse is then costed, too
     repeated : the trainer's columns have been counted with another variant of the engine
+    least : of engines that would have to be simulated columns are guessed, no more than they may take, until
+        `simulated` asks for them
     """
 
     context: Context
@@ -73,6 +76,7 @@ class Columns:
     forgiven: int = 0
     store: ColumnStore = field(default_factory=ColumnStore)
     repeated: bool = False
+    least: bool = False
     _in_modes: Remembered[Columns] = field(default_factory=Remembered, init=False)
 
     def variants(self) -> list[Columns]:
@@ -127,28 +131,49 @@ class Columns:
 
     def rollout(self, demand: Demand, split: Split) -> RolloutColumns:
         """Rollout columns of a split, by what its mode has under way; the mini-batch makes no difference to them."""
-        devices, ahead = split.rollout, MODES[split.mode].staleness(self.context.job.limits.staleness)
-        batch, context, arch, store = demand.batch, self.context, self.task.architecture, self.store
-        allowed = Allowed.of(context.trainers[0].framework, split.mode, ahead, demand)
-        served = (batch.generated, batch.group_size, batch.max_prompt_tokens, batch.max_response_tokens,
-                  batch.max_trajectories, batch.generation_batch)  # fmt: skip
-        read, lenient = (self._read_by_rollout, demand.images), self.forgiven != 0
-        lent = split.trainer if context.borrows else 0
-        alike = (demand.keys, demand.images, *served)
-        key = (*read, *alike, allowed)
+        devices, context, arch = split.rollout, self.context, self.task.architecture
+        lenient, lent = self.forgiven != 0, split.trainer if self.context.borrows else 0
+        refilled = demand.batch.over_provision > 1.0
+        least = self.least and not lenient and not refilled
+        key = self._counted_key(demand, split)
 
         def made() -> RolloutColumns:
-            # which requests share an engine_step depends neither on its cost nor on how far a mode runs ahead
-            first = store.lengths.get(alike, lambda: Counted(demand))
-            own = partial(replace, first, allowed=allowed, costs=store.tables.get(read, dict))
-            counted = store.counted.get(key, own)
-            return rollout_columns(context, arch, demand, devices, counted, lenient=lenient, lent=lent)
+            counted = self._counted(demand, split)
+            return rollout_columns(context, arch, demand, devices, counted, lenient=lenient, lent=lent, least=least)
 
-        found = store.rollout.get((*key, devices, lenient, lent), made)
-        if batch.over_provision > 1.0:
+        found = self.store.rollout.get((*key, devices, lenient, lent, least), made)
+        if refilled:
             # partial rollouts take the tail away: throughput is what is left, and the judge has the last word
             found = replace(found, makespan_s=np.minimum(found.makespan_s, found.steady_s))
         return found
+
+    def simulated(self, source: SplitColumns, rows: IntArray) -> SplitColumns:
+        """The columns of a split with the engines of ``rows`` simulated."""
+        own, demand, split = self._in(source.split.mode), source.demand, source.split
+        lent = split.trainer if own.context.borrows else 0
+        counted = own._counted(demand, split)
+        return replace(source, rollout=simulated(own.context, source.rollout, rows, counted, lent))
+
+    def _counted(self, demand: Demand, split: Split) -> Counted:
+        """What the columns of splits in one mode share."""
+        store, key, alike = self.store, self._counted_key(demand, split), _served(demand)
+        read, allowed = key[:2], self._allowed(demand, split)
+
+        def own() -> Counted:
+            # which requests share an engine_step depends neither on its cost nor on how far a mode runs ahead
+            first = store.lengths.get(alike, lambda: Counted(demand))
+            known = store.simulated.get(alike, SimulatedRollouts) if self.least else SimulatedRollouts()
+            return replace(first, allowed=allowed, costs=store.tables.get(read, dict), simulated=known)
+
+        return store.counted.get(key, own)
+
+    def _counted_key(self, demand: Demand, split: Split) -> Key:
+        return self._read_by_rollout, demand.images, *_served(demand), self._allowed(demand, split)
+
+    def _allowed(self, demand: Demand, split: Split) -> Allowed:
+        """What a split's mode has under way."""
+        ahead = MODES[split.mode].staleness(self.context.job.limits.staleness)
+        return Allowed.of(self.context.trainers[0].framework, split.mode, ahead, demand)
 
     def trainer(self, demand: Demand, split: Split) -> TrainerColumns:
         """Trainer columns of a split; those of all splits that differ in devices alone are computed together."""
@@ -198,6 +223,13 @@ class Columns:
     @cached_property
     def _read_by_trainer(self) -> str:
         return _read_by("trainer", self.context.job, self.task, self.facts)
+
+
+def _served(demand: Demand) -> Key:
+    """What engines see of a demand."""
+    batch = demand.batch
+    return (demand.keys, demand.images, batch.generated, batch.group_size, batch.max_prompt_tokens,
+            batch.max_response_tokens, batch.max_trajectories, batch.generation_batch)  # fmt: skip
 
 
 def _read_by(role: Role, job: Job, task: TaskContext, facts: FrameworkFacts | None) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.memory_risk import ENGINE_SPREAD, PHASES, spread_at
 from rlperf.cost.reject import Reject
-from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
@@ -27,6 +27,7 @@ from rlperf.sim.rl_step.engine import (
 )
 from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
+from rlperf.sim.rollout.apart import Apart
 from rlperf.sim.rollout.lent import AT
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
@@ -50,13 +51,14 @@ class RolloutColumns(RolloutStage):
 
     Attributes
     ----------
-    engine : index into ``costs``
+    engine : index into ``costs``, and into ``aparts``, who reads its prompts
     memory_fraction : share of device memory that the engine takes [1]
     departures, doubled : how far off the beaten path, and how many doublings on it (`rlperf.plan.search.beaten_path`)
     weight_share : of device memory that weights take [1]
     kv_tokens : cache of a replica [tokens]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
     flags : `Reject`
+    guessed : where seconds are no more than the least that a simulation leaves, since nobody has simulated them yet
     """
 
     engine: IntArray
@@ -70,6 +72,8 @@ class RolloutColumns(RolloutStage):
     asleep_bytes: FloatArray
     flags: IntArray
     costs: tuple[EngineStepCost, ...]
+    aparts: tuple[Apart | None, ...]
+    guessed: BoolArray
 
     @property
     def count(self) -> int:
@@ -94,13 +98,14 @@ def awake_limits(context: Context, beside: FloatArray) -> FloatArray:
 
 def rollout_columns(
     context: Context, architecture: Architecture, demand: Demand, devices: int, counted: Counted | None = None,
-    *, lenient: bool = False, lent: int = 0,
+    *, lenient: bool = False, lent: int = 0, least: bool = False,
 ) -> RolloutColumns:  # fmt: skip
     """Every rollout column on ``devices`` devices, infeasible ones flagged.
 
     ``counted`` : what was counted of this demand before; new counts are added
     ``lenient`` : time columns whose cache holds no request, too; else their seconds are infinite
     ``lent`` : devices of a trainer that engines may join on while it waits
+    ``least`` : what would have to be simulated is guessed, no more than it may take, until `simulated` asks for it
     """
     pool = context.job.pool("rollout")
     shape = Shape(
@@ -112,21 +117,41 @@ def rollout_columns(
     )
     layout, flags = rollout_layouts(shape, pool)
     counted = counted or Counted(demand)
-    columns = _columns(context, architecture, demand, pool, layout, flags, counted, lenient)
-    return _joined(columns, counted, pool.settings.filled(), lent) if lent else columns
-
-
-def _joined(columns: RolloutColumns, counted: Counted, settings: Settings, lent: int) -> RolloutColumns:
-    """The columns with what their rollouts take where engines on ``lent`` devices join them."""
+    columns = _columns(context, architecture, demand, pool, layout, flags, counted, lenient, least)
+    if not lent:
+        return columns
     alive = np.flatnonzero(np.isfinite(columns.makespan_s))
-    held = cache_granted(columns.kv_tokens[alive], counted.demand.request_tokens)
-    shares = counted_lent_s(
-        settings, columns.costs, columns.layout.take(alive), columns.engine[alive], held, columns.max_running[alive],
-        counted, lent,
+    return _joined(columns, alive, counted, pool.settings.filled(), lent, least=least)
+
+
+def simulated(context: Context, columns: RolloutColumns, rows: IntArray, counted: Counted, lent: int) -> RolloutColumns:
+    """The columns with those of ``rows`` simulated that are guessed so far (arguments: `rollout_columns`)."""
+    rows, settings = rows[columns.guessed[rows]], context.job.pool("rollout").settings.filled()
+    held = cache_granted(columns.kv_tokens[rows], counted.demand.request_tokens)
+    found, _, _, _ = counted_seconds(
+        settings, columns.costs, columns.layout.take(rows), columns.engine[rows], held, columns.max_running[rows],
+        counted, columns.aparts,
     )  # fmt: skip
-    lent_s = np.full((columns.count, len(AT)), np.inf)
-    lent_s[alive] = shares * columns.makespan_s[alive, None]
-    return replace(columns, lent_s=lent_s)
+    makespan, guessed = columns.makespan_s.copy(), columns.guessed.copy()
+    makespan[rows], guessed[rows] = found, False
+    group = counted.flow.group_seconds(makespan, columns.steady_s)
+    made = replace(columns, makespan_s=makespan, group_s=group, guessed=guessed)
+    return _joined(made, rows, counted, settings, lent) if lent else made
+
+
+def _joined(
+    columns: RolloutColumns, rows: IntArray, counted: Counted, settings: Settings, lent: int, *, least: bool = False
+) -> RolloutColumns:
+    """The columns with what the rollouts of ``rows`` take where engines on ``lent`` devices join them."""
+    held = cache_granted(columns.kv_tokens[rows], counted.demand.request_tokens)
+    shares = counted_lent_s(
+        settings, columns.costs, columns.layout.take(rows), columns.engine[rows], held, columns.max_running[rows],
+        counted, lent, least=least,
+    )  # fmt: skip
+    known, guessed = columns.lent_s, columns.guessed.copy()
+    lent_s = np.full((columns.count, len(AT)), np.inf) if known is None else known.copy()
+    lent_s[rows], guessed[rows] = shares * columns.makespan_s[rows, None], least
+    return replace(columns, lent_s=lent_s, guessed=guessed)
 
 
 def memory_fractions(context: Context) -> tuple[float, ...]:
@@ -144,9 +169,16 @@ def _slots_with_room(memory: ReplicaMemory, slots: IntArray, demand: Demand) -> 
     return np.minimum(slots, np.maximum(room // FEWEST * FEWEST, FEWEST))
 
 
+def _stacked(rows: Layout, more: Layout) -> Layout:
+    """Some flat layouts, and more behind them."""
+    return Layout(
+        **{name: np.concatenate([own.ravel(), getattr(more, name).ravel()]) for name, own in vars(rows).items()}
+    )
+
+
 def _columns(
     context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray,
-    counted: Counted, lenient: bool,
+    counted: Counted, lenient: bool, least: bool,
 ) -> RolloutColumns:  # fmt: skip
     """Engine shapes crossed with memory fractions and max_running; each shape is tabulated once."""
     # a replica across nodes is refused, but it can be costed: a pinned one is predicted all the same
@@ -160,8 +192,7 @@ def _columns(
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
     options = np.arange(len(keep)), memory_fractions(context), pool.settings.max_running or MAX_RUNNING
     e, f, m = (np.asarray(a).ravel() for a in np.meshgrid(*options, indexing="ij"))
-    rows = shapes.take(e)
-    held_by = partial(replica_memory, context.site, architecture, settings, rows, f)
+    held_by = partial(replica_memory, context.site, architecture, settings, rows := shapes.take(e), f)
     m = m if pool.settings.max_running else _slots_with_room(held_by(m), m, demand)
     memory = held_by(m)
     why = flags[keep][e] | np.where(memory.kv_tokens < least_cache(demand.request_tokens), int(Reject.KV), 0)
@@ -170,11 +201,10 @@ def _columns(
     makespan, steady, again = (np.full(len(e), np.inf) for _ in range(3))
     alive = np.flatnonzero((why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0)
     held = cache_granted(memory.kv_tokens[alive], demand.request_tokens)
-    makespan[alive], steady[alive], again[alive] = counted_seconds(
-        settings, costs, rows.take(alive), e[alive], held, m[alive], counted,
-        apart_of(context.site, architecture, settings, shapes),
-    )  # fmt: skip
-    joined = Layout(**{n: np.concatenate([v.ravel(), getattr(dead, n).ravel()]) for n, v in vars(rows.flat()).items()})
+    guessed, aparts = np.zeros(len(e), dtype=np.bool_), apart_of(context.site, architecture, settings, shapes)
+    makespan[alive], steady[alive], again[alive], guessed[alive] = counted_seconds(
+        settings, costs, rows.take(alive), e[alive], held, m[alive], counted, aparts, least=least
+    )
     device, domain = context.rollout_hardware.device, context.rollout_hardware.cluster.scale_up_domain
     weights, short = memory.weight_bytes / device.usable_memory, short_cache(memory.kv_tokens, demand.request_tokens)
 
@@ -182,7 +212,7 @@ def _columns(
         return np.concatenate([values, np.full(dead.size, fill)])
 
     return RolloutColumns(
-        layout=joined,
+        layout=_stacked(rows.flat(), dead),
         engine=padded(e, 0).astype(np.int64),
         memory_fraction=padded(f, 0.0),
         max_running=padded(m, 0).astype(np.int64),
@@ -202,5 +232,7 @@ def _columns(
         asleep_bytes=padded(memory.asleep_bytes, np.inf),
         flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs,
+        aparts=aparts,
+        guessed=padded(guessed, 0).astype(np.bool_),
         weight_dtype=settings.rollout_dtype,
     )

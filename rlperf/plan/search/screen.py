@@ -13,6 +13,7 @@ mode, a split of the devices and a batch. Columns are pruned by dominance before
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -106,26 +107,47 @@ def screen(
     store : columns that other screens of the task have made
     report : called with the share done and a text
     """
-    tally, parts = Tally(), list[_Part]()
-    variants = Columns(context, task, facts, forgiven, store or ColumnStore(lengths=_LENGTHS)).variants()
-    every = splits(context)
+    store = store or ColumnStore(lengths=_LENGTHS)
+    variants = Columns(context, task, facts, forgiven, store, least=prune and not forgiven).variants()
+    every, parts, tally = splits(context), list[_Part](), Tally()
+    refused = [truncates(context, demand) and not forgiven & Reject.LIMIT for demand in demands]
     for index, demand in enumerate(demands):
-        if truncates(context, demand) and not forgiven & Reject.LIMIT:
-            tally.truncated(context, demand)
-            continue
-        for number, (columns, split) in enumerate(product(variants, every)):
+        pieces = [] if refused[index] else list(product(variants, every))
+        for columns, split in sorted(pieces, key=lambda piece: -piece[1].rollout):
+            columns.rollout(demand, split)  # the largest pool tells the least that smaller ones take
+        for number, (columns, split) in enumerate(pieces):
             if report is not None:
-                share = (index + number / (len(variants) * len(every))) / len(demands)
+                share = (index + number / len(pieces)) / len(demands)
                 report(share, f"screening {split.mode} on {split.total} devices")
             for again, source in enumerate(columns.seated(demand, split)):
-                tally.columns(source, columns.repeated or again > 0)
-                if source.possible:
-                    r = source.rollout_left(prune=prune)
-                    t = columns.trainer_left(source) if prune else source.trainer_left(prune=False)
-                    found = source.screened(*_crossed(r, t))
-                    tally.pairs(source, found)
-                    parts.append(_Part(index, source, found.candidates()))
+                parts.append(_Part.of(index, columns, source, prune=prune, repeated=columns.repeated or again > 0))
+    parts = _simulated(context, parts, keep, prune)
+    for index, demand in enumerate(demands):
+        if refused[index]:
+            tally.truncated(context, demand)
+        for part in parts:
+            if part.demand == index:
+                part.told(tally)
     return _kept(context, parts, demands, keep, tally)
+
+
+def _simulated(context: Context, parts: list[_Part], keep: int, prune: bool) -> list[_Part]:
+    """The parts with every engine simulated that is in a candidate which is kept.
+
+    Engines that have not been simulated stand there with no more than the least that they may take. While one of them
+    is in a candidate that is kept it is simulated; then whatever is left out is worse than what is kept, even so.
+    """
+    while True:
+        ranked = _Ranked.of(parts)
+        asked: dict[int, list[int]] = {}
+        for position, _ in ranked.kept(context, keep):
+            part, row = int(ranked.part_of[position]), int(ranked.row_of[position])
+            column = int(parts[part].found.r[row])
+            if parts[part].source.rollout.guessed[column]:
+                asked.setdefault(part, []).append(column)
+        if not asked:
+            return parts
+        parts = [part.simulated(np.unique(asked[i]), prune) if i in asked else part for i, part in enumerate(parts)]
 
 
 def _crossed(r: IntArray, t: IntArray) -> tuple[IntArray, IntArray]:
@@ -135,64 +157,132 @@ def _crossed(r: IntArray, t: IntArray) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """The candidates of one split and batch; ``demand``: its index."""
+    """One split and batch: its pairs, and which of them are candidates; ``demand``: index of the batch.
+
+    ``repeated``: the trainer's columns have been told with another part
+    """
 
     demand: int
+    columns: Columns
     source: SplitColumns
+    repeated: bool
+    pairs: ScreenedPairs
     found: ScreenedPairs
+
+    @classmethod
+    def of(cls, demand: int, columns: Columns, source: SplitColumns, *, prune: bool, repeated: bool) -> _Part:
+        """The pairs of the columns that are left."""
+        r, t = (np.zeros(0, dtype=np.int64) for _ in range(2))
+        if source.possible:
+            r = source.rollout_left(prune=prune)
+            t = columns.trainer_left(source) if prune else source.trainer_left(prune=False)
+        pairs = source.screened(*_crossed(r, t))
+        return cls(demand, columns, source, repeated, pairs, pairs.candidates())
+
+    def simulated(self, rows: IntArray, prune: bool) -> _Part:
+        """The same with some rollout columns simulated."""
+        source = self.columns.simulated(self.source, rows)
+        return _Part.of(self.demand, self.columns, source, prune=prune, repeated=self.repeated)
+
+    def told(self, tally: Tally) -> None:
+        """Count what was looked at."""
+        tally.columns(self.source, self.repeated)
+        if self.source.possible:
+            tally.pairs(self.source, self.pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ranked:
+    """The candidates of all parts ``[candidates]``; ``ranked``: the best first, the price of the path and all."""
+
+    parts: list[_Part]
+    part_of: IntArray
+    row_of: IntArray
+    objective: FloatArray
+    seconds: FloatArray
+    priced: FloatArray
+    ranked: IntArray
+
+    @classmethod
+    def of(cls, parts: list[_Part]) -> _Ranked:
+        """Those of some parts."""
+        nothing, sizes = np.zeros(0), [len(part.found.r) for part in parts]
+        objective = np.concatenate([nothing, *(part.found.objective for part in parts)])
+        priced = objective + np.concatenate([nothing, *(part.found.price for part in parts)])
+        return cls(
+            parts,
+            np.repeat(np.arange(len(parts)), sizes),
+            np.concatenate([nothing, *(np.arange(size) for size in sizes)]).astype(np.int64),
+            objective,
+            np.concatenate([nothing, *(part.found.rl_step_s for part in parts)]),
+            priced,
+            np.argsort(priced, kind="stable"),
+        )
+
+    def kept(self, context: Context, keep: int) -> list[tuple[int, Configuration]]:
+        """The ``keep`` best as configurations, with their positions, and beside them the best of each kind.
+
+        Where tasks compete for devices, they need candidates of every device count instead.
+        """
+        apart = context.job.sharing == "devices"
+        kept = _Shortlist(PER_COUNT if apart else None)
+
+        def take(positions: IntArray, most: int) -> None:
+            for position in positions:
+                if len(kept.made) >= most:
+                    return
+                part, row = self.parts[self.part_of[position]], self.row_of[position]
+                kept.offer(int(position), part.source.configuration(int(part.found.r[row]), int(part.found.t[row])))
+
+        take(self.ranked, keep)
+        if keep > 1 and not apart:
+            kinds = self._kinds(len(context.trainers))
+            for positions in kinds:
+                take(positions[:PER_KIND], keep + PER_KIND * len(kinds))
+            for positions in self._beside_the_best():
+                take(positions[:PER_POOL], len(kept.made) + PER_POOL)
+            for positions in self._variants():
+                take(positions[:PER_VARIANT], len(kept.made) + PER_VARIANT)
+        return list(kept.made.values())
+
+    def _kinds(self, backends: int) -> list[IntArray]:
+        """Of every mode and trainer backend, and what would be bold: closed forms are off by both; the best first."""
+        modes = [part.source.split.mode for part in self.parts]
+        mode_of = np.array([modes.index(mode) for mode in modes], dtype=np.int64)[self.part_of]
+        kind = mode_of * backends + np.concatenate(
+            [np.zeros(0, dtype=np.int64), *(part.source.trainer.backend[part.found.t] for part in self.parts)]
+        )
+        kinds = [self.ranked[kind[self.ranked] == code] for code in np.unique(kind)]
+        kinds.append(np.argsort(self.objective, kind="stable"))
+        return sorted(kinds, key=lambda own: float(self.objective[own[:1]].sum()))
+
+    def _beside_the_best(self) -> Iterator[IntArray]:
+        """Those with the engines of the best, and those with its trainer."""
+        ranked = self.ranked
+        for columns in (
+            np.concatenate([part.found.r for part in self.parts]), np.concatenate([part.found.t for part in self.parts])
+        ) if len(ranked) else ():  # fmt: skip
+            yield ranked[(self.part_of[ranked] == self.part_of[ranked[0]]) & (columns[ranked] == columns[ranked[0]])]
+
+    def _variants(self) -> list[IntArray]:
+        """Those of every precision and prefix caching, where several are open."""
+        variants = [part.source.context.job.pool("rollout").settings for part in self.parts]
+        of = np.array([variants.index(each) for each in variants], dtype=np.int64)[self.part_of[self.ranked]]
+        several = np.unique(of)
+        return [self.ranked[of == code] for code in several] if len(several) > 1 else []
 
 
 def _kept(context: Context, parts: list[_Part], demands: tuple[Demand, ...], keep: int, tally: Tally) -> Screened:
-    """The ``keep`` best candidates of all splits as configurations, and beside them the best of each kind.
-
-    Where tasks compete for devices, they need candidates of every device count instead.
-    """
-    apart = context.job.sharing == "devices"
-    nothing, sizes = np.zeros(0), [len(part.found.r) for part in parts]
-    part_of = np.repeat(np.arange(len(parts)), sizes)
-    row_of = np.concatenate([nothing, *(np.arange(size) for size in sizes)]).astype(np.int64)
-    objective = np.concatenate([nothing, *(part.found.objective for part in parts)])
-    seconds = np.concatenate([nothing, *(part.found.rl_step_s for part in parts)])
-    priced = objective + np.concatenate([nothing, *(part.found.price for part in parts)])
-    ranked = np.argsort(priced, kind="stable")
-    kept = _Shortlist(PER_COUNT if apart else None)
-
-    def take(positions: IntArray, most: int) -> None:
-        for position in positions:
-            if len(kept.made) >= most:
-                return
-            part, row = parts[part_of[position]], row_of[position]
-            kept.offer(int(position), part.source.configuration(int(part.found.r[row]), int(part.found.t[row])))
-
-    take(ranked, keep)
-    if keep > 1 and not apart:
-        # closed forms are off by mode and backend: the judge hears the best of each, and what would be bold
-        modes = [part.source.split.mode for part in parts]
-        mode_of = np.array([modes.index(mode) for mode in modes], dtype=np.int64)[part_of]
-        kind = mode_of * len(context.trainers) + np.concatenate(
-            [nothing.astype(np.int64), *(part.source.trainer.backend[part.found.t] for part in parts)]
-        )
-        kinds = [ranked[kind[ranked] == code] for code in np.unique(kind)]
-        kinds.append(np.argsort(objective, kind="stable"))
-        for positions in sorted(kinds, key=lambda own: float(objective[own[:1]].sum())):
-            take(positions[:PER_KIND], keep + PER_KIND * len(kinds))
-        for columns in (
-            np.concatenate([part.found.r for part in parts]), np.concatenate([part.found.t for part in parts])
-        ) if len(ranked) else ():  # fmt: skip
-            own = (part_of[ranked] == part_of[ranked[0]]) & (columns[ranked] == columns[ranked[0]])
-            take(ranked[own][:PER_POOL], len(kept.made) + PER_POOL)
-        variants = [part.source.context.job.pool("rollout").settings for part in parts]
-        variant_of = np.array([variants.index(each) for each in variants], dtype=np.int64)[part_of[ranked]]
-        several = np.unique(variant_of)
-        for code in several if len(several) > 1 else ():
-            take(ranked[variant_of == code][:PER_VARIANT], len(kept.made) + PER_VARIANT)
-    order = np.array([position for position, _ in kept.made.values()], dtype=np.int64)
+    """What is left of all splits."""
+    ranked = _Ranked.of(parts)
+    kept = ranked.kept(context, keep)
+    order = np.array([position for position, _ in kept], dtype=np.int64)
     return Screened(
-        configurations=tuple(configuration for _, configuration in kept.made.values()),
-        objective=objective[order],
-        priced=priced[order],
-        rl_step_s=seconds[order],
-        demand=np.array([parts[part_of[position]].demand for position in order], dtype=np.int64),
+        configurations=tuple(configuration for _, configuration in kept),
+        objective=ranked.objective[order],
+        priced=ranked.priced[order],
+        rl_step_s=ranked.seconds[order],
+        demand=np.array([parts[part].demand for part in ranked.part_of[order]], dtype=np.int64),
         demands=demands,
         candidates=tally.candidates,
         combinations=tally.combinations,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -19,7 +19,7 @@ from rlperf.layout import FloatArray, IntArray, Layout, taken
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, interrupted_seconds, steady_seconds
-from rlperf.sim.rl_step.rollout_counted import generation_batches
+from rlperf.sim.rl_step.rollout_counted import Within, generation_batches, holding
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.lent import joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
@@ -113,7 +113,12 @@ class Replicas:
     @cached_property
     def key(self) -> tuple[object, ...]:
         """All that tells these replicas from others, by value."""
-        return (self.cost.key, self.limits, self.count, self.devices, self.options, self.apart, self.lent)
+        return self.limits, *self.unlimited
+
+    @cached_property
+    def unlimited(self) -> tuple[object, ...]:
+        """The same but for their limits."""
+        return self.cost.key, self.count, self.devices, self.options, self.apart, self.lent
 
 
 _SERVED: Remembered[RolloutResult] = Remembered(most=64)
@@ -126,20 +131,23 @@ class RolloutEvents:
     """Rollouts simulated event by event; what is the same is simulated once."""
 
     seed: int = 0
+    _within: dict[tuple[object, ...], list[Within[RolloutResult]]] = field(default_factory=dict)
     _lent: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
     _makespans: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
     _parts: dict[tuple[bytes, int, bool], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
 
     def results(self, demand: Demand, replicas: Replicas) -> tuple[RolloutResult, ...]:
         """The simulated rollout of every replicate of a demand."""
-        batch, served = demand.batch, partial(self._served, demand, replicas)
-        return tuple(
-            _SERVED.get((table, batch.over_provision, replicas.key), partial(served, index))
-            for index, table in enumerate(demand.keys)
-        )
+        return tuple(self._served(demand, replicas, index) for index in range(len(demand.keys)))
 
     def _served(self, demand: Demand, replicas: Replicas, index: int) -> RolloutResult:
-        return replicas.serve(*self._part(demand, index, replicas))
+        asked, limits = (demand.keys[index], demand.batch.over_provision), replicas.limits
+        tried = self._within.setdefault((*asked, *replicas.unlimited), [])
+        if (known := holding(tried, limits)) is not None:
+            return known
+        found = _SERVED.get((*asked, *replicas.key), lambda: replicas.serve(*self._part(demand, index, replicas)))
+        tried.append(Within.of(limits, found, (found,)))
+        return found
 
     def served(self, demand: Demand, replicas: Replicas) -> tuple[Trajectories, ...]:
         """What is simulated of every replicate; a part of the rl_step where it is large."""

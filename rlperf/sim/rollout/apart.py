@@ -119,7 +119,7 @@ def simulate_apart(
     running = min(limits.max_running, -(-len(trajectories) // writers))
     pace_s = float(cost.decode_s(running, running * float(serves.prompt_tokens.mean())))
     writing_s = serves.response_tokens * pace_s
-    makespan_s, full_cache, full_places = 0.0, False, False
+    makespan_s, roomy_tokens, full_places = 0.0, 0.0, False
     for _ in range(rounds):
         gaps_s = writing_s + trajectories.tool_latency_s
         asked = replace(trajectories, response_tokens=np.ones_like(trajectories.response_tokens), tool_latency_s=gaps_s)
@@ -127,7 +127,7 @@ def simulate_apart(
         reading_s = _reading_s(asked, read, apart)
         wrote = simulate_rollout(_arriving(serves, reading_s), decoders, routing=routing, options=options)
         writing_s = _turns(trajectories, wrote, "finish_s") - _turns(trajectories, wrote, "arrival_s")
-        full_cache |= read.full_cache or wrote.full_cache
+        roomy_tokens = max(roomy_tokens, read.roomy_tokens, wrote.roomy_tokens)
         full_places |= read.full_places or wrote.full_places
         near = abs(wrote.makespan_s - makespan_s) <= CLOSE * wrote.makespan_s
         makespan_s = wrote.makespan_s
@@ -138,7 +138,7 @@ def simulate_apart(
         readers=read.timelines,
         lost=lost_seconds((*wrote.timelines, *read.timelines), (*decoders, *kinds)),
         generated_tokens=int(trajectories.response_tokens.sum()),
-        full_cache=full_cache,
+        roomy_tokens=roomy_tokens,
         full_places=full_places,
     )
 

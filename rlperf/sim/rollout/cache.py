@@ -43,6 +43,8 @@ class BlockCache:
         """Runs of evictable blocks, oldest first: trajectory i as i, the prefix of group g as -1 - g."""
         self.unheld_blocks = 0
         self.evicted = False
+        self.most = 0
+        """Most blocks that were ever asked for, held and kept."""
 
     def lookup(self, i: int, turn: int, tokens: int) -> int:
         """Tokens of a context of ``tokens`` that need no computation now."""
@@ -96,6 +98,18 @@ class BlockCache:
             self.prefix_left[g] = min(full, self.shared[g])
             self.unheld[-1 - g] = None
             self.unheld_blocks += self.prefix_left[g]
+
+    def asked(self, held: int) -> int:
+        """Blocks of ``held`` ones with those kept beside them; the most are remembered."""
+        blocks = held + self.unheld_blocks
+        if blocks > self.most:
+            self.most = blocks
+        return blocks
+
+    @property
+    def roomy_tokens(self) -> float:
+        """A cache from which on nothing that happened would change; infinite where a larger one might [tokens]."""
+        return np.inf if self.evicted else min(self.most + self.reserve, self.total) * self.block
 
     def evict(self, held: float) -> None:
         """Give up unheld blocks, oldest first, until they fit beside ``held`` ones."""

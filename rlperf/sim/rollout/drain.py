@@ -125,3 +125,10 @@ def with_held_blocks(
     left = np.searchsorted(ends[order], tail.start_s + 0.5 * tail.seconds)
     beside = adjust + np.concatenate([[0], regained])[left]
     return replace(tail, held_tokens=(blocks + beside) * float(batch.block))
+
+
+def most_blocks(tail: Segments, members: IntArray, batch: DecodingBatch, cache: BlockCache) -> int:
+    """Bound on the blocks of a drain of ``members``, with the prefixes that their groups leave behind."""
+    grown = tail.running * (tail.steps * batch.width // batch.block + 1)
+    left = {cache.group[i] for i in members.tolist()}
+    return int((tail.held_tokens // batch.block + grown).max() + sum(cache.shared[group] for group in left))

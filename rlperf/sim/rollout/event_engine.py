@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.sim.rollout.batch import DecodingBatch
 from rlperf.sim.rollout.cache import BlockCache
-from rlperf.sim.rollout.drain import drain, safe_completions, with_held_blocks
+from rlperf.sim.rollout.drain import drain, most_blocks, safe_completions, with_held_blocks
 from rlperf.sim.rollout.options import DecodeClock, EngineOptions
 from rlperf.sim.rollout.step_seconds import EngineStepSeconds
 from rlperf.sim.rollout.timeline import SegmentLog
@@ -136,8 +136,8 @@ class EventEngine:
                 return False
             self.now = max(self.now, self.arrivals[0][0])
             self._take_arrivals(self.now)
-        held = self._held()
-        total = self.cache.total
+        held, total = self._held(), self.cache.total
+        self.cache.asked(held)
         preempted = self.blocked = False
         self.full_places |= bool(self.waiting) and len(self.running) >= self.max_running
         if self.chunked and held > total:
@@ -235,7 +235,7 @@ class EventEngine:
                 if held + need + (cache.reserve if self.running else 0) > cache.total:
                     self.full_cache = True
                     break
-                if cache.unheld_blocks:
+                if cache.asked(held + need) > held + need:
                     cache.evict(held)
                 held += need
             hit = cache.lookup(i, self.turn[i], tokens)
@@ -337,7 +337,7 @@ class EventEngine:
         count = 1 if once or (self.leaving and waiting) else batch.steps_to_completion()
         if count > 1 and self.finite:
             count = batch.steps_that_fit(cache.total - held, count)
-        size = batch.size
+        size, block = batch.size, batch.block
         fixed, per_key = self.seconds.fixed_s[size], self.seconds.per_key_s[size]
         if self.arrivals and not waiting:
             if size < self.max_running:
@@ -350,11 +350,9 @@ class EventEngine:
             last_s = fixed + per_key * (keys - batch.keys_of(count - 1)) if count > 1 else seconds
             self.seen_s = now + seconds - last_s
         self.leaving = 0
-        block = batch.block
         self.rows.append((now, seconds, count, size, len(waiting), keys, 0, 0, 0, 0, 0, held * block))
         self.now = now + seconds
-        unheld = cache.unheld_blocks
-        if unheld and held + size * (count * self.width // block + 1) + unheld > cache.total:
+        if cache.asked(held + size * (count * self.width // block + 1)) > cache.total and cache.unheld_blocks:
             batch.step(count - 1)
             cache.evict(self._held())
             count = 1
@@ -428,6 +426,7 @@ class EventEngine:
         order = np.lexsort((members, ends))
         if self.finite:
             tail = with_held_blocks(tail, ends, order, members, base, need, batch, cache, self.adjust)
+            cache.asked(most_blocks(tail, members, batch, cache))
         gone = members[order[:count]].tolist()
         for i, end in zip(gone, ends[order[:count]].tolist(), strict=True):
             self.finish[self.turn[i]] = end

@@ -68,6 +68,6 @@ def timeline_of(engine: EventEngine, members: IntArray | None = None) -> Replica
         pauses=Pauses.of(engine.pauses, own),
         hit_tokens=engine.hit_tokens,
         prompt_tokens=engine.looked_up,
-        full_cache=engine.full_cache or engine.cache.evicted,
+        roomy_tokens=engine.cache.roomy_tokens if engine.finite and not engine.full_cache else np.inf,
         full_places=engine.full_places,
     )

@@ -30,8 +30,12 @@ def queue_applies(trajectories: Trajectories, limits: EngineLimits, options: Eng
     if not trajectories.single_turn or trajectories.arrival_s.any() or (options.trajectories or places) < places:
         return False
     # a full batch of mean requests, halfway through: much above the cache, the queue is ruled by the cache
-    mean = float((trajectories.prompt_tokens + 0.5 * trajectories.response_tokens).mean())
-    return places * mean < limits.kv_tokens
+    return places * _half_grown(trajectories) < limits.kv_tokens
+
+
+def _half_grown(trajectories: Trajectories) -> float:
+    """Context of a request halfway through, on average [tokens]."""
+    return float((trajectories.prompt_tokens + 0.5 * trajectories.response_tokens).mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +107,7 @@ def run_queued(
         segments=log.close(),
         hit_tokens=int(queue.hits.sum()),
         prompt_tokens=int(trajectories.prompt_tokens.sum()),
+        roomy_tokens=queue.roomy_tokens,
         full_places=True,
     )
 
@@ -120,6 +125,7 @@ class _Queue:
     need: IntArray
     grid: Grid
     mixed: Mixed
+    roomy_tokens: float
 
     @classmethod
     def of(
@@ -144,9 +150,11 @@ class _Queue:
         mixed = _mixed_steps(grid, trajectories, hits, admitted, places)
         if (grid.running[mixed.at] + mixed.tokens > limits.token_budget).any() or not grid.running[mixed.at].all():
             return None
-        if grid.most_tokens(mixed, limits, trajectories, hits) > limits.kv_tokens:
+        most = grid.most_tokens(mixed, limits, trajectories, hits)
+        if most > limits.kv_tokens:
             return None
-        return cls(places, seconds, hits, log, phase, admitted, need, grid, mixed)
+        roomy = min(max(most, places * _half_grown(trajectories) + 1.0), limits.kv_tokens)
+        return cls(places, seconds, hits, log, phase, admitted, need, grid, mixed, roomy)
 
 
 def _schedule(first_need: IntArray, response: IntArray, lag: int) -> tuple[IntArray, IntArray]:
@@ -187,7 +195,7 @@ class Grid:
     def most_tokens(self, mixed: Mixed, limits: EngineLimits, trajectories: Trajectories, hits: IntArray) -> float:
         """Bound on the cache that is ever held or kept: whole blocks, admitted prompts, every group's prefix."""
         if limits.kv_tokens == np.inf:
-            return 0.0
+            return np.inf
         block = limits.block_tokens
         held = self.base + self.running * (self.points[1:] + block + 1)
         prompts = float(trajectories.prompt_tokens.max() + block) * float(mixed.requests.max(initial=0))

@@ -68,7 +68,8 @@ class RolloutResult:
     lost : device-seconds without full batches, by cause
     generated_tokens : of all trajectories [tokens]
     readers : timelines of replicas that only read prompts, beside those of the others; most often none
-    full_cache, full_places : whether a larger cache, or more places of each replica, could have changed anything
+    roomy_tokens : of each replica's cache from which on nothing changes; infinite where a larger one could [tokens]
+    full_places : whether more places of each replica could have changed anything
     """
 
     finish_s: FloatArray
@@ -79,7 +80,7 @@ class RolloutResult:
     lost: LostSeconds
     generated_tokens: int
     readers: tuple[ReplicaTimeline, ...] = ()
-    full_cache: bool = False
+    roomy_tokens: float = np.inf
     full_places: bool = False
 
     @property
@@ -166,7 +167,7 @@ def simulate_rollout(
         devices=np.array([r.devices for r in replicas], dtype=np.int64),
         lost=lost_seconds(timelines, replicas),
         generated_tokens=int(trajectories.response_tokens.sum()),
-        full_cache=any(timeline.full_cache for timeline in timelines),
+        roomy_tokens=max(timeline.roomy_tokens for timeline in timelines),
         full_places=any(timeline.full_places for timeline in timelines),
     )
 

@@ -29,8 +29,15 @@ def static_applies(trajectories: Trajectories, limits: EngineLimits, options: En
         return False
     if trajectories.arrival_s.any():
         return False
-    rounding = (limits.block_tokens + 1) * n + limits.watermark * limits.kv_tokens + limits.block_tokens
-    return bool(trajectories.final_tokens.sum() + rounding <= limits.kv_tokens) or limits.kv_tokens == np.inf
+    return roomy_tokens(trajectories, limits) <= limits.kv_tokens
+
+
+def roomy_tokens(trajectories: Trajectories, limits: EngineLimits) -> float:
+    """Bound on the cache that trajectories of one turn take which all run at once [tokens]."""
+    if limits.kv_tokens == np.inf:
+        return np.inf
+    rounding = (limits.block_tokens + 1) * len(trajectories) + limits.block_tokens
+    return float(trajectories.final_tokens.sum()) + rounding + limits.watermark * limits.kv_tokens
 
 
 def prefix_hits(trajectories: Trajectories, limits: EngineLimits) -> IntArray:
@@ -92,6 +99,7 @@ def run_static(
         segments=log.close(),
         hit_tokens=int(hits.sum()),
         prompt_tokens=int(trajectories.prompt_tokens.sum()),
+        roomy_tokens=roomy_tokens(trajectories, limits),
     )
 
 

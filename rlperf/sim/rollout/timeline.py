@@ -126,7 +126,8 @@ class ReplicaTimeline:
     preemptions : requests evicted for lack of cache blocks
     pauses : of those that had begun to write
     hit_tokens, prompt_tokens : prefix-cache hits, and tokens looked up (a resumed request counts again) [tokens]
-    full_cache, full_places : whether a larger cache, or more places for running requests, could have changed anything
+    roomy_tokens : a cache from which on nothing changes; infinite where a larger one could change something [tokens]
+    full_places : whether more places for running requests could have changed anything
     """
 
     arrival_s: FloatArray
@@ -139,7 +140,7 @@ class ReplicaTimeline:
     pauses: Pauses = Pauses()
     hit_tokens: int = 0
     prompt_tokens: int = 0
-    full_cache: bool = False
+    roomy_tokens: float = np.inf
     full_places: bool = False
 
     @property

@@ -1,0 +1,86 @@
+"""Engines that have to be simulated are guessed first, at the least that they may take: what is kept is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.search import screen as screening
+from rlperf.plan.search.columns import Columns
+from rlperf.plan.search.rollout_columns import RolloutColumns
+from rlperf.plan.search.screen import Screened, screen
+from rlperf.plan.search.splits import splits
+from rlperf.specs.job import Job
+
+
+def context_of(
+    settings: dict[str, Any], framework: str, mode: list[str], workload: str, model: str = "Qwen3-4B", nodes: int = 2
+) -> Context:
+    return resolve(
+        Job.model_validate(
+            {
+                "architecture": model, "cluster": "dgx_h100", "nodes": nodes, "framework": framework, "modes": mode,
+                "limits": {"staleness": 1 if "one_step_off" in mode else 0},
+                "tasks": [{"name": "t", "workload": workload, "prompts_per_step": 32, "group_size": 8,
+                           "max_prompt_tokens": 2048, "max_response_tokens": 4096}],
+                "pools": [{"role": "rollout", "settings": settings}],
+            }
+        )
+    )  # fmt: skip
+
+
+LENT = context_of({"borrows": True}, "verl==main", ["one_step_off"], "math")
+LARGE = context_of({"borrows": True}, "verl==main", ["one_step_off"], "math", "Qwen3-235B-A22B", 8)
+APART = context_of({"prefill_replicas": [0, 1, 2]}, "slime", ["colocated", "disaggregated"], "searching")
+
+
+def found(context: Context, *, least: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Screened, int]:
+    """What is kept, and how many engines were simulated for it."""
+    made: list[Columns] = []
+
+    def columns(*asked: Any, **rest: Any) -> Columns:
+        made.append(Columns(*asked, **{**rest, "least": least}))
+        return made[-1]
+
+    monkeypatch.setattr(screening, "Columns", columns)
+    task = context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    kept = screen(context, task, (demand,))
+    held = {id(each.simulated): each.simulated for each in made[0].store.counted._held.values()}.values()
+    return kept, sum(len(own) for each in held for kind in (each.apart, each.joined) for own in kind.values())
+
+
+@pytest.mark.parametrize(
+    ("context", "share"), [(LENT, 1.0), (LARGE, 0.6), (APART, 1.5)], ids=["lent", "large", "apart"]
+)
+def test_what_is_kept_is_what_simulating_all_keeps(
+    context: Context, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few columns whose caches bind nobody, the roomiest first are some more than the leanest first."""
+    every, all_of_them = found(context, least=False, monkeypatch=monkeypatch)
+    few, some = found(context, least=True, monkeypatch=monkeypatch)
+    assert few.configurations == every.configurations
+    np.testing.assert_allclose(few.priced, every.priced, rtol=1e-12)
+    np.testing.assert_allclose(few.rl_step_s, every.rl_step_s, rtol=1e-12)
+    assert few.combinations == every.combinations
+    assert 0 < some <= share * all_of_them
+
+
+@pytest.mark.parametrize("context", [LENT, APART], ids=["lent", "apart"])
+def test_a_guess_is_no_more_than_what_simulating_finds(context: Context) -> None:
+    task = context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    for columns in Columns(context, task, least=True).variants():
+        for split in sorted(splits(context), key=lambda each: -each.rollout):
+            source = columns.of(demand, split)
+            guessed = np.flatnonzero(source.rollout.guessed)
+            known = columns.simulated(source, guessed).rollout
+            assert not known.guessed.any()
+            assert (_seconds(source.rollout)[guessed] <= _seconds(known)[guessed] * (1.0 + 1e-9)).all()
+
+
+def _seconds(columns: RolloutColumns) -> Any:
+    return columns.makespan_s[:, None] if columns.lent_s is None else columns.lent_s

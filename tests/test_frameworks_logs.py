@@ -158,6 +158,21 @@ def test_metric_tables_speak_of_columns_that_exist(framework: str) -> None:
     assert "rl_step_s" in table.values() or framework == "areal" or framework not in SHIPPED
 
 
+def test_nemo_rl_numbers_samples_whose_prompts_make_the_groups(tmp_path: Path) -> None:
+    """Each was a group of its own; and without a mask every response had no token."""
+    rows = [
+        {"idx": k, "input_lengths": [5 - k % 2], "token_ids": [[prompt, 2, 3, 4, 5]],
+         "token_loss_mask": [[0, 0, 1, 1, 1 - k % 2]]}
+        for k, prompt in enumerate((9, 9, 8, 8))
+    ]  # fmt: skip
+    (tmp_path / "train_data_step4.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = read_dump([tmp_path])
+    assert (table.n_groups, table.prompt_tokens.tolist(), table.response_tokens.tolist()) == (2, [2] * 4, [3, 2, 3, 2])
+    (tmp_path / "train_data_step4.jsonl").write_text(json.dumps({"idx": 0, "input_lengths": 900}))
+    with pytest.raises(SpecError, match="no token_loss_mask"):
+        read_dump([tmp_path])
+
+
 def test_dumps_with_lengths(tmp_path: Path) -> None:
     (tmp_path / "train_data_step4.jsonl").write_text(
         json.dumps({"idx": [7, 7], "input_lengths": [5, 4], "token_loss_mask": [[0, 0, 1, 1, 1], [0, 0, 1, 1, 0]]})

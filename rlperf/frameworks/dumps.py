@@ -157,19 +157,25 @@ def holds_dump(path: Path | str) -> bool:
 
 
 def _nemo(row: dict[str, Any], number: int, step: int) -> Iterator[_Row]:
-    """One sample, or a batch of them; the loss mask is 1 on generated tokens."""
-    masks = row.get("token_loss_mask")
-    lengths = row.get("input_lengths")
-    batch = isinstance(lengths, list)
-    if masks is not None:
-        masks = masks if masks and isinstance(masks[0], list) else [masks]
-    totals = lengths if batch else [lengths if lengths is not None else len(masks[0] if masks else [])]
-    indices = row.get("idx")
-    for position, total in enumerate(totals or []):
-        mask = masks[position][: int(total)] if masks is not None and position < len(masks) else None
-        generated = int(sum(mask)) if mask is not None else 0
+    """One sample, or a batch of them; the loss mask is 1 on generated tokens.
+
+    Those of one prompt begin alike; where no tokens are stated, ``idx`` tells them apart.
+    """
+    names = ("token_loss_mask", "input_lengths", "token_ids", "idx")
+    masks, lengths, tokens, indices = (row.get(name) for name in names)
+    if masks is None:
+        raise SpecError(Problem("states no token_loss_mask: what was generated of input_lengths is not known"))
+    masks = masks if masks and isinstance(masks[0], list) else [masks]
+    tokens = [tokens] if tokens and not isinstance(tokens[0], list) else tokens or []
+    totals = lengths if isinstance(lengths, list) else [lengths if lengths is not None else len(masks[0])]
+    for position, total in enumerate(totals):
+        mask = masks[position][: int(total)] if position < len(masks) else []
+        generated = int(sum(mask))
         index = indices[position] if isinstance(indices, list) else indices
-        yield _Row(str(index if index is not None else number), int(total) - generated, generated, step)
+        group = str(index if index is not None else number)
+        if position < len(tokens) and generated:
+            group = str(hash(tuple(tokens[position][: mask.index(1)])))
+        yield _Row(group, int(total) - generated, generated, step)
 
 
 def _parquet(path: Path, count: Count) -> Iterator[_Row]:

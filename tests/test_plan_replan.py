@@ -231,6 +231,17 @@ def test_stages_that_a_log_does_not_time_are_told_by_what_its_rl_steps_leave(wid
     assert told["training"].value > 1.02 and told["rollout"] == silent["rollout"]
 
 
+def test_a_rollout_that_holds_the_weight_sync_is_as_predicted_with_it(wide: Run) -> None:
+    """verl up to 0.6 times both as one: the rollout was 7 % slower than predicted."""
+    recorded = judged(wide.context, wide.running, [lengths(k, wide.growth) for k in range(3)])
+    due = recorded.seconds
+    log = {f"{stage}_s": getattr(due, f"{stage}_s") for stage in ("scoring", "training")}
+    log["rollout_s"] = due.rollout_s + due.weight_sync_s + due.offload_s
+    found = factors(wide.context, recorded, rl_step_s=due.rl_step_s, **log)
+    assert [found[stage].log_ratio for stage in STAGES] == pytest.approx([0.0] * 4, abs=1e-9)
+    assert (found["rollout"].rl_steps, found["weight_sync"].rl_steps) == (3, 0)
+
+
 def apart(mode: str) -> tuple[Context, Evaluation]:
     """Two devices roll out beside six that train, in less time; judged on three rl_steps."""
     pools = [

@@ -72,7 +72,7 @@ class Simulated:
         backend = int(evaluation.trainer.backend[0])
         shares = MODES[evaluation.configuration.mode].shares_devices
         stated = frozenset(log.stage_means())
-        held = shares and "rollout" in stated and "weight_sync" not in stated
+        held = log.rollout_holds_sync(shares)
         if held:
             notes.append("no weight sync is stated: the rollout is taken to hold it, as an engine that wakes up does")
         front = transport_first(context, backend, shares)

@@ -65,8 +65,7 @@ def _due(predicted: Prediction, log: StepLog, sharing: bool) -> tuple[Mapping[st
     """Seconds that the log's timers should say by stage, and what that of the rollout is of.
 
     Where the rollout runs beside the trainer, most frameworks time what the trainer waited for it (verl, NeMo-RL,
-    AReaL, SkyRL): stages of such a log add up to no more than its rl_step. Where both share devices and no weight sync
-    is stated, the rollout holds it and the engine's waking (verl up to 0.6), as `rlperf.calibrate.log_stages` takes it.
+    AReaL, SkyRL): stages of such a log add up to no more than its rl_step.
     """
     due = {**predicted.stages_s.model_dump(), "rl_step": predicted.rl_step_s}
     stated = log.stage_means()
@@ -74,7 +73,7 @@ def _due(predicted: Prediction, log: StepLog, sharing: bool) -> tuple[Mapping[st
     within = sum(stated.values()) <= (1.0 + OVERLAP) * (log.mean("rl_step_s") or 0.0)
     if within and due["rollout"] + others > (1.0 + OVERLAP) * predicted.rl_step_s:
         return {**due, "rollout": max(predicted.rl_step_s - others, 0.0)}, "what the trainer waited for it"
-    if sharing and "rollout" in stated and "weight_sync" not in stated:
+    if log.rollout_holds_sync(sharing):
         rest = 0.0 if "offload" in stated else due["offload"]
         return {**due, "rollout": due["rollout"] + due["weight_sync"] + rest}, "with the weight sync"
     return due, ""

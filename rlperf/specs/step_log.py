@@ -116,6 +116,17 @@ class StepLog:
         means = {stage: self.mean(f"{stage}_s") for stage in STAGES}
         return {stage: value for stage, value in means.items() if value is not None}
 
+    def rollout_holds_sync(self, shares_devices: bool) -> bool:
+        """Whether the rollout's timer holds the weight sync and the engine's waking: where rollout and trainer share
+        devices, the engine takes new weights as it wakes, and a log that states no weight sync (verl up to 0.6) times
+        all of it as one.
+
+        >>> StepLog.of([1], rollout_s=[40.0]).rollout_holds_sync(True)
+        True
+        """
+        stated = self.stage_means()
+        return shares_devices and "rollout" in stated and "weight_sync" not in stated
+
     def settled(self, warm_up: int = 1) -> StepLog:
         """Without the first rl_steps, which compile, capture and start up, where enough others are left to judge by.
 

@@ -123,12 +123,16 @@ def stage_factors(context: Context, task: TaskContext, recorded: Evaluation, log
     sigmas = stage_sigmas(context.site, recorded.trainer, recorded.configuration.mode)
     framework = context.trainers[int(recorded.trainer.backend[0])].framework
     assumed = framework.rerun_spread or NOISE
+    traits, due = MODES[recorded.configuration.mode], recorded.seconds
+    held = log.rollout_holds_sync(traits.shares_devices)
     found, timed = [], dict[str, FloatArray]()
     for stage in STAGES:
         measured: FloatArray = getattr(log, f"{stage}_s")
-        predicted: FloatArray = getattr(recorded.seconds, f"{stage}_s")
+        predicted: FloatArray = getattr(due, f"{stage}_s")
+        if held and stage == "rollout":
+            predicted = predicted + due.weight_sync_s + due.offload_s
         # where rollout and training overlap, a log's rollout is what the trainer waited, not what the engines took
-        hidden = stage == "rollout" and MODES[recorded.configuration.mode].overlaps
+        hidden = stage == "rollout" and traits.overlaps
         known = np.isfinite(measured) & (measured > 0) & (predicted > 0) & (not hidden)
         ratios = np.log(measured[known] / predicted[known])
         n = int(ratios.size)
@@ -139,7 +143,9 @@ def stage_factors(context: Context, task: TaskContext, recorded: Evaluation, log
         found.append(StageFactor(stage, median, noise, n, float(getattr(sigmas, f"{stage}_s"))))
         if n:
             timed[stage] = np.where(known, measured / np.where(predicted > 0, predicted, 1.0), np.nan)
-    silent = [each.stage for each in found if not each.rl_steps]
+    if held and "rollout" in timed:
+        timed["weight_sync"] = timed["rollout"]
+    silent = [each.stage for each in found if not each.rl_steps and each.stage not in timed]
     told = _told_by_totals(_Totals(context, task, recorded, log.rl_step_s, timed), found, silent)
     return tuple(told.get(each.stage, each) for each in found)
 

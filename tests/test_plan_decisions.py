@@ -125,6 +125,19 @@ def test_concurrent_tasks_take_at_most_the_cluster() -> None:
     assert {phase.tasks for phase in shared.phases} == {("math",), ("short",)}
 
 
+def test_more_tasks_at_once_than_nodes_share_one_or_are_told_what_they_need() -> None:
+    """Two tasks on one node were told that no combination of columns keeps the limits that couple them."""
+    tasks = [{**TASK, "max_response_tokens": 1024}, {**TASK, "name": "short", "max_response_tokens": 512}]
+    shared = plan_job(job(tasks=tasks, sharing="devices", **FEW))
+    devices = [phase.pool("trainer").devices for phase in shared.phases]
+    assert len(devices) == 2 and sum(devices) <= 8 and all(8 % each == 0 for each in devices)
+    pinned = [{**each, "devices": 8, "role": role} for role, each in (("rollout", {}), ("trainer", trainer(1, 2)))]
+    with pytest.raises(InfeasibleError) as caught:
+        plan_job(job(tasks=tasks, sharing="devices", trainer_backends=["fsdp2"], pools=pinned))
+    assert "take at least 16 devices (math 8, short 8), and there are 8" in str(caught.value)
+    assert "2 nodes hold them" in str(caught.value)
+
+
 def test_risk_moves_the_objective_to_the_upper_end() -> None:
     mean: Plan = plan_job(job(**FEW))
     averse = plan_job(job(objective={"minimize": "step_time", "risk": 1.0}, **FEW))

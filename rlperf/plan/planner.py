@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlperf.errors import InfeasibleError
 from rlperf.layout import IntArray
 from rlperf.plan.answer.baseline import DefaultsOf, against_defaults, against_static
 from rlperf.plan.answer.phases import merged, phase_of
@@ -53,6 +54,7 @@ def plan_job(
     decisions = decide(context, facts, tell)
     tell(0.9, "solving")
     program = program_of(context, decisions, facts)
+    _has_room(context, decisions)
     solution, static = solve(program), _static(program)
     interval: tuple[float, float] | None = None
     unsure: SwitchGain | None = None
@@ -87,6 +89,28 @@ def plan_job(
         ),
         phases=tuple(merged(phases)),
     )
+
+
+def _has_room(context: Context, decisions: Sequence[Decision]) -> None:
+    """Refuse tasks that run at once and take more devices than there are, each with the fewest that it can run on.
+
+    Raises
+    ------
+    InfeasibleError : with what each takes at least, and how many nodes would hold all
+    """
+    if context.job.sharing != "devices":
+        return
+    first = [each for each in decisions if each.rl_steps[0] == decisions[0].rl_steps[0]]
+    least = {each.task.task.name: min(e.configuration.devices for e in each.evaluations) for each in first}
+    needed, cluster = sum(least.values()), context.cluster
+    if needed > cluster.devices:
+        each = ", ".join(f"{name} {devices}" for name, devices in least.items())
+        raise InfeasibleError(
+            f"tasks that run at once (sharing: devices) take at least {needed} devices ({each}), and there are "
+            f"{cluster.devices}",
+            nearest_miss=f"{-(-needed // cluster.devices_per_node)} nodes hold them; one after the other (sharing: time) "
+            "each has all devices",
+        )
 
 
 def _value(decisions: Sequence[Decision], chosen: Sequence[int]) -> float:

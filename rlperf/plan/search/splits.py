@@ -142,13 +142,16 @@ def _rest(left: int, node: int) -> tuple[int, ...]:
 def _counts(context: Context, total: int) -> tuple[int, ...]:
     """Device counts worth asking about: all, and node counts that divide better; where money counts, small ones too.
 
-    Down to half of the nodes for a step time: with fewer, a power of two in between is no worse.
+    Down to half of the nodes for a step time: with fewer, a power of two in between is no worse. Of more tasks at once
+    than there are nodes some share one: halves of a node, quarters and so on fit into nodes whatever they are.
     """
     node = context.cluster.devices_per_node
     nodes = total // node
     fine = {*smooth(nodes), *range(1, 9)}
-    least = 1 if _money_counts(context) or context.job.sharing == "devices" else -(-nodes // 2)
-    return tuple(sorted({n * node for n in fine if least <= n <= nodes} | {total}))
+    together = context.job.sharing == "devices"
+    least = 1 if _money_counts(context) or together else -(-nodes // 2)
+    parts = {node >> k for k in range(1, node.bit_length())} if together and len(context.tasks) > nodes else set()
+    return tuple(sorted({n * node for n in fine if least <= n <= nodes} | {total} | parts))
 
 
 def _money_counts(context: Context) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from rlperf.api import Jobs, Question, ask, job_of
 from rlperf.calibrate.engine_trace import read_engine_traces
@@ -19,11 +21,12 @@ from rlperf.diagnose.scaling import ScalingExplanation, explain_scales
 from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import Problem, SpecError
 from rlperf.files import listed
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.logs import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
 from rlperf.specs.job import Job
-from rlperf.specs.modes import MODES
+from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
 from rlperf.techniques import frameworks_with
@@ -114,16 +117,25 @@ _KEYED = {"partial_rollout": "batch.over_provision", "over_provisioning": "batch
 
 def feasible(found: Explanation, question: Question) -> Explanation:
     """Without advice that the job's framework, its devices or its pools do not let follow."""
-    name, modes, device = question.facts.name, question.facts.modes, question.context.rollout_hardware.device
-    apart = question.job.pool("rollout").cluster is not None
-    narrow = device.peaks.fp8 is not None or device.reads_fp8
-    able = {
-        **{knob: name in frameworks_with(key) for knob, key in _KEYED.items()},
-        "kv_dtype": narrow and name in frameworks_with("rollout.kv_dtype", "fp8"),
-        "staleness": any(MODES[mode].runs_ahead for mode in modes),
-        "colocate": not apart and any(MODES[mode].shares_devices for mode in modes),
-        "split": not apart,
+    device, apart = question.context.rollout_hardware.device, question.job.pool("rollout").cluster is not None
+    able = _able(question.facts.name, question.facts.modes)
+    able["kv_dtype"] = able["kv_dtype"] and (device.peaks.fp8 is not None or device.reads_fp8)
+    able |= {"colocate": able["colocate"] and not apart, "split": not apart}
+    return _advised(found, able)
+
+
+def _able(framework: str, modes: Iterable[Mode]) -> dict[str, bool]:
+    """Advice that a framework may not let follow -> whether it does, in modes that it has."""
+    traits = [MODES[mode] for mode in modes]
+    return {
+        **{knob: framework in frameworks_with(key) for knob, key in _KEYED.items()},
+        "kv_dtype": framework in frameworks_with("rollout.kv_dtype", "fp8"),
+        "staleness": any(each.runs_ahead for each in traits),
+        "colocate": any(each.shares_devices for each in traits),
     }
+
+
+def _advised(found: Explanation, able: Mapping[str, bool]) -> Explanation:
     causes = (replace(c, advice=tuple(a for a in c.advice if able.get(a.knob, True))) for c in found.causes)
     return replace(found, causes=tuple(causes))
 
@@ -150,11 +162,12 @@ def _of_files(paths: list[Path], scale: tuple[int, ...], floor: float, token_s: 
         logs = [_log(path, devices) for path, devices in zip(paths, scale or (0,), strict=True)]
     except SpecError as error:  # a run that broke off before its first rl_step has no metrics to complain of
         raise SpecError(broke or error.problems) from error
-    graphs, notes = [graph for graph, _ in logs], tuple(dict.fromkeys(note for _, said in logs for note in said))
+    graphs, notes = [each.graph for each in logs], tuple(dict.fromkeys(note for each in logs for note in each.notes))
+    able = _able(logs[-1].framework, framework_facts(logs[-1].framework).modes) if logs[-1].framework else {}
     if len(graphs) == 1:
-        return Explained(explain_graph(graphs[0], floor=floor, notes=notes), ended=ended)
+        return Explained(_advised(explain_graph(graphs[0], floor=floor, notes=notes), able), ended=ended)
     found = explain_scales(graphs, floor=floor, notes=notes)
-    return Explained(found.largest, found, ended)
+    return Explained(_advised(found.largest, able), found, ended)
 
 
 def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGraph, Notes] | None:
@@ -180,11 +193,19 @@ def _recorded(sources: list[Path], token_s: float | None) -> tuple[PerformanceGr
     return graph_of_recording(recording, token_s=token_s)
 
 
-def _log(path: Path, devices: int) -> tuple[PerformanceGraph, Notes]:
-    """The graph of a log's rl_steps, or of its ranks, and what of the log it leaves out."""
+@dataclass(frozen=True)
+class _Logged:
+    """The graph of a log's rl_steps or of its ranks, what of the log it leaves out, and whose it is if it tells."""
+
+    graph: PerformanceGraph
+    notes: Notes = ()
+    framework: str = ""
+
+
+def _log(path: Path, devices: int) -> _Logged:
     head = first_record(path)
     if head is not None and "stage" in head:
-        return graph_of_ranks(read_rank_timings(path), devices), ()
+        return _Logged(graph_of_ranks(read_rank_timings(path), devices))
     log = read_log([path])
     steady = log.settled()
     notes = [f"rl_step {log.rl_step[0]} left out: the first one compiles, captures and starts up"]
@@ -195,4 +216,11 @@ def _log(path: Path, devices: int) -> tuple[PerformanceGraph, Notes]:
             f"validation and checkpoints after {paused.size} of {steady.n} rl_steps left out: "
             f"{human_seconds(float(paused.sum()) / steady.n)} per rl_step in the mean"
         )
-    return graph_of_steps(logged_steps(steady), devices), tuple(notes)
+    untimed, stated = framework_facts(log.framework).untimed_stage, steady.stage_means()
+    if untimed and stated and untimed not in stated:
+        covered = np.nansum([getattr(steady, f"{stage}_s") for stage in stated], axis=0)
+        steady = replace(steady, **{f"{untimed}_s": np.maximum(steady.rl_step_s - covered, 0.0)})
+        notes.append(
+            f"{log.framework} times no {untimed}: what its timers leave of an rl_step is taken for it, scoring too"
+        )
+    return _Logged(graph_of_steps(logged_steps(steady), devices), tuple(notes), log.framework)

@@ -277,3 +277,32 @@ def test_a_log_of_another_framework_is_refused(tmp_path: Path) -> None:
         rlperf.audit_config(tmp_path / "run.sh", cluster="dgx_h100", log=tmp_path / "run.log", plan=False)
     slime = StepLog.of([1], framework="slime", rl_step_s=[9.0])
     assert same_framework(slime, "miles==0.1") is slime
+
+
+def test_what_a_framework_cannot_do_is_no_advice_for_its_log(tmp_path: Path) -> None:
+    lines = (
+        "step:{k} - response_length/mean:700.0 - response_length/max:4096 - timing_s/gen:40.0 - timing_s/step:60.0\n"
+    )
+    (tmp_path / "verl.log").write_text("".join(lines.format(k=k) for k in range(1, 4)))
+    row = {"rollout/response_len/mean": 700.0, "rollout/response_len/max": 4096.0, "perf/rollout_time": 40.0}
+    slime = "".join(f"perf {k}: {row | {'perf/step_time': 60.0}}\n" for k in range(3))
+    (tmp_path / "slime.log").write_text(slime)
+    for name, able in (("verl.log", False), ("slime.log", True)):
+        causes = {cause.kind: cause for cause in rlperf.explain(tmp_path / name).causes.causes}
+        knobs = {advice.knob for advice in causes["tail"].advice}
+        assert ("partial_rollout" in knobs) is able and {"staleness", "max_response_tokens"} <= knobs
+
+
+def test_what_trl_times_of_nothing_else_is_its_training(tmp_path: Path) -> None:
+    """Its forwards and backwards were "other", for which advantages and logging were to be profiled."""
+    rows: list[dict[str, float]] = []
+    for k in range(1, 4):
+        rows.append({"_step": len(rows), "profiling/Time taken: GRPOTrainer.vLLM.generate": 20.0})
+        rows.append({"_step": len(rows), "train/global_step": k, "train/step_time": 50.0})
+    (tmp_path / "trl.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = rlperf.explain(tmp_path / "trl.jsonl").causes
+    assert dict(found.critical_s) == {"training": 30.0, "rollout": 20.0}
+    assert any(note.startswith("trl times no training") for note in found.notes)
+    (tmp_path / "state.json").write_text(json.dumps({"log_history": [{"step": 1, "step_time": 50.0}]}))
+    with pytest.raises(SpecError, match=r"no rl_step states the seconds of a stage.*rlperf verdict"):
+        rlperf.explain(tmp_path / "state.json")

@@ -111,7 +111,8 @@ def logged_steps(log: StepLog) -> list[LoggedStep]:
             )
             found.append(LoggedStep(int(log.rl_step[k]), whole, known, mean, longest))
     if not found:
-        raise SpecError(Problem("no rl_step states the seconds of a stage", log.source or None))
+        hint = "`rlperf verdict CONFIG --log` holds whole rl_steps against what they should take"
+        raise SpecError(Problem("no rl_step states the seconds of a stage", log.source or None, suggestion=hint))
     return found
 
 

@@ -297,6 +297,7 @@ class FrameworkFacts(Frozen):
     configurations: tuple[str, ...] = Field((), description="names (patterns) of its own that hold the known defaults")
     metrics: dict[str, str] = Field({}, description="metric of its log -> column of `StepLog`")
     metrics_of_updates: bool = Field(False, description="its log is of optimizer updates, not of rl_steps")
+    untimed_stage: Literal["", "training"] = Field("", description="what no timer of its log times but the whole")
     nested_metrics: dict[str, str] = Field({}, description="metric of its log -> the one that holds it as a part")
     checkpoints: dict[str, CheckpointForm] = Field(
         {}, description="trainer backend -> what its checkpoints are tied to; absent: any layout reads them"

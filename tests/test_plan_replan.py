@@ -17,7 +17,7 @@ from rlperf.errors import SpecError
 from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
 from rlperf.plan.judge.stage_factors import NOISE, STAGES, Errors, StageFactor, stage_factors
 from rlperf.plan.predict import evaluate_job
-from rlperf.plan.question.context import Context
+from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.replan import Replan, _factors, replan_job
 from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.demand import Demand
@@ -288,6 +288,10 @@ def test_refuses_what_it_cannot_answer(wide: Run) -> None:
         horizon = wide.context.job.horizon.model_copy(update=change)
         with pytest.raises(SpecError, match=words):
             replanned(replace_context(wide, wide.context.job.model_copy(update={"horizon": horizon})), 20)
+    job = wide.context.job
+    two = job.model_copy(update={"tasks": (*job.tasks, job.tasks[0].model_copy(update={"name": "other"}))})
+    with pytest.raises(SpecError, match=r"this one has 2 tasks \(replan each by itself"):
+        replanned(replace(wide, context=resolve(two)), 20)
     late = replace(wide, log=StepLog.of([500], rollout_s=[1.0]))
     with pytest.raises(SpecError, match=r"no rl_step before 20 stands in both .* \(log 500 to 500, rollouts 0 to 19\)"):
         replanned(late, 20)

@@ -51,10 +51,9 @@ def plan_job(
     Plan; its objective and bound are those of the judged program.
     """
     tell = report or quiet
-    decisions = decide(context, facts, tell)
+    decisions = _with_room(context, decide(context, facts, tell))
     tell(0.9, "solving")
     program = program_of(context, decisions, facts)
-    _has_room(context, decisions)
     solution, static = solve(program), _static(program)
     interval: tuple[float, float] | None = None
     unsure: SwitchGain | None = None
@@ -91,15 +90,15 @@ def plan_job(
     )
 
 
-def _has_room(context: Context, decisions: Sequence[Decision]) -> None:
-    """Refuse tasks that run at once and take more devices than there are, each with the fewest that it can run on.
+def _with_room(context: Context, decisions: list[Decision]) -> list[Decision]:
+    """All of them; refused where tasks that run at once take more devices than there are, each the fewest that it can.
 
     Raises
     ------
     InfeasibleError : with what each takes at least, and how many nodes would hold all
     """
     if context.job.sharing != "devices":
-        return
+        return decisions
     first = [each for each in decisions if each.rl_steps[0] == decisions[0].rl_steps[0]]
     least = {each.task.task.name: min(e.configuration.devices for e in each.evaluations) for each in first}
     needed, cluster = sum(least.values()), context.cluster
@@ -108,9 +107,10 @@ def _has_room(context: Context, decisions: Sequence[Decision]) -> None:
         raise InfeasibleError(
             f"tasks that run at once (sharing: devices) take at least {needed} devices ({each}), and there are "
             f"{cluster.devices}",
-            nearest_miss=f"{-(-needed // cluster.devices_per_node)} nodes hold them; one after the other (sharing: time) "
-            "each has all devices",
+            nearest_miss=f"{-(-needed // cluster.devices_per_node)} nodes hold them; "
+            "one after the other (sharing: time) each has all devices",
         )
+    return decisions
 
 
 def _value(decisions: Sequence[Decision], chosen: Sequence[int]) -> float:

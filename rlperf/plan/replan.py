@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.answer.explain import differences
 from rlperf.plan.judge.decisions import decide_groups
@@ -135,7 +135,9 @@ def replan_job(
 def _check(context: Context, at_step: int) -> None:
     horizon = context.job.horizon
     if len(context.tasks) > 1:
-        raise SpecError("replan takes a job of one task")
+        wrong = f"replan takes a job of one task, or of one batch of all: this one has {len(context.tasks)} tasks"
+        hint = "replan each by itself, with its own log, or plan them in one batch (sharing: mixed)"
+        raise SpecError(Problem(wrong, suggestion=hint))
     if horizon.switch is None:
         raise SpecError("what a switch costs is not stated: add horizon.switch, such as '10 min', to the job")
     if not 0 < at_step < horizon.rl_steps:

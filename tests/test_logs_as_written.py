@@ -12,6 +12,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.beside_log import Compared, compared
 from rlperf.frameworks.logs import read_log, same_framework
 from rlperf.specs.step_log import StepLog
+from rlperf.workload import read_recording
 
 STAGES = {"gen": 32.0, "reward": 1.2, "old_log_prob": 3.5, "ref": 3.4, "adv": 0.2, "update_actor": 14.2}
 
@@ -306,3 +307,19 @@ def test_what_trl_times_of_nothing_else_is_its_training(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(json.dumps({"log_history": [{"step": 1, "step_time": 50.0}]}))
     with pytest.raises(SpecError, match=r"no rl_step states the seconds of a stage.*rlperf verdict"):
         rlperf.explain(tmp_path / "state.json")
+
+
+def test_an_audit_tells_of_validation_that_takes_much(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT.format(main="verl.trainer.main_ppo", gpus=8, more=""))
+    for steps, told in ((20, True), (4, False)):
+        (tmp_path / "run.log").write_text(verl(steps, inside=False))
+        found = rlperf.audit_config(tmp_path / "run.sh", cluster="dgx_h100", log=tmp_path / "run.log", plan=False)
+        said = [each.message for each in found.findings if each.rule == "pauses"]
+        assert said == (["they take 25 s of every rl_step in the mean, beside its own seconds"] if told else [])
+
+
+def test_a_console_is_no_recording_of_lengths(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(verl(4, inside=False))
+    with pytest.raises(SpecError, match="holds no tool latency") as caught:
+        read_recording([tmp_path / "run.log"])
+    assert len(caught.value.problems) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlperf.frameworks.findings import Finding, key_of
 from rlperf.frameworks.imports import Imported
 from rlperf.frameworks.run import ref
@@ -14,6 +16,8 @@ from rlperf.units import human_seconds
 
 OVERLAP = 0.02
 """Stages that add up to this much more than the rl_step must overlap."""
+PAUSED = 0.1
+"""Validation and checkpoints that take more than this of an rl_step, in the mean over all, are told of [1]."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,11 @@ def log_findings(
             advice = "`rlperf calibrate logs` fits this cluster; a bad node or link shows like this too"
             where = f"timing of {each.stage}"
             found.append(Finding("hint", where, message, advice, "never", log.source, rule="slow_stage"))
+    pause = float(np.nansum(log.pause_s)) / log.n
+    if pause > PAUSED * (log.settled().mean("rl_step_s") or np.inf):
+        message = f"they take {human_seconds(pause)} of every rl_step in the mean, beside its own seconds"
+        where, advice = "timing of validation and checkpoints", "do them less often, or validate on fewer prompts"
+        found.append(Finding("hint", where, message, advice, "never", log.source, rule="pauses"))
     cut = log.mean("truncated_fraction")
     if cut is not None and cut > 0.2:
         key = key_of(imported, ref("batch.max_response_tokens"))

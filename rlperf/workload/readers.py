@@ -262,7 +262,7 @@ def _keys(record: dict[str, Any]) -> str:
 
 
 def _read_log(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> None:
-    records = 0
+    records, wrong, before = 0, list[tuple[str, int]](), len(sink.latencies)
     for line, raw in _lines(stream):
         sink.advance(len(raw))
         text = raw.decode("utf-8", "replace").strip()
@@ -278,10 +278,18 @@ def _read_log(name: str, stream: IO[bytes] | gzip.GzipFile, sink: _Sink) -> None
                 raise ValueError
             sink.latencies.append(ToolLatency(int(match.group(1)), match.group(3).strip(), latency))
         except ValueError:
-            due = "Step{step}, Request ID: {uuid}, Tool: {name}, Latency: {x} seconds"
-            sink.problem(f"not a tool latency: {text[:60]!r}", name, line, f"due is {due}")
+            wrong.append((text[:60], line))
+    due = "due is Step{step}, Request ID: {uuid}, Tool: {name}, Latency: {x} seconds"
     if not records:
         sink.problem("the file is empty", name)
+    elif len(wrong) == records and records > 1 and len(sink.latencies) == before:
+        hint = (
+            f"{due}; lengths are in rollout dumps, and what a console says of rl_steps is for `explain` and `verdict`"
+        )
+        sink.problem("holds no tool latency, which a .log is read for", name, None, hint)
+    else:
+        for text, line in wrong:
+            sink.problem(f"not a tool latency: {text!r}", name, line, due)
 
 
 def _read_json(name: str, data: bytes, sink: _Sink) -> None:

@@ -64,7 +64,8 @@ def explain(
 
     Parameters
     ----------
-    source : a job or plan (object, dict or file), or files: framework logs, per-rank timings, PolyTrace recordings
+    source : a job or plan (object, dict or file), or files: framework logs (several tables are one), per-rank timings,
+        PolyTrace recordings
     scale : numbers of devices; a job is predicted at each, of several logs it is one each
     floor : smallest share of an rl_step to report
     token_s : seconds per generated token, for recordings of lengths only [s]
@@ -154,12 +155,14 @@ def _of_files(paths: list[Path], scale: tuple[int, ...], floor: float, token_s: 
     recorded = _recorded(paths, token_s)
     if recorded is not None:
         return Explained(explain_graph(recorded[0], floor=floor, notes=recorded[1]))
-    if len(scale) not in (0, len(paths)) or (len(paths) > 1 and not scale):
+    tables = not scale and all(path.suffix == ".csv" for path in paths)  # wandb exports one of each metric
+    if not tables and (len(scale) not in (0, len(paths)) or (len(paths) > 1 and not scale)):
         raise SpecError(f"{len(paths)} logs need --scale with as many numbers of devices")
     broke = [problem for path in paths if (problem := out_of_memory(path))]
     ended = "; ".join(map(str, broke))
     try:
-        logs = [_log(path, devices) for path, devices in zip(paths, scale or (0,), strict=True)]
+        runs = [paths] if tables else [[path] for path in paths]
+        logs = [_log(run, devices) for run, devices in zip(runs, scale or (0,), strict=True)]
     except SpecError as error:  # a run that broke off before its first rl_step has no metrics to complain of
         raise SpecError(broke or error.problems) from error
     graphs, notes = [each.graph for each in logs], tuple(dict.fromkeys(note for each in logs for note in each.notes))
@@ -202,11 +205,11 @@ class _Logged:
     framework: str = ""
 
 
-def _log(path: Path, devices: int) -> _Logged:
-    head = first_record(path)
+def _log(paths: Sequence[Path], devices: int) -> _Logged:
+    head = first_record(paths[0])
     if head is not None and "stage" in head:
-        return _Logged(graph_of_ranks(read_rank_timings(path), devices))
-    log = read_log([path])
+        return _Logged(graph_of_ranks(read_rank_timings(paths[0]), devices))
+    log = read_log(paths)
     steady = log.settled()
     notes = [f"rl_step {log.rl_step[0]} left out: the first one compiles, captures and starts up"]
     notes = notes if steady.n < log.n else []

@@ -39,7 +39,7 @@ def audit_config(
     cluster: str | None = None,
     architecture: str | None = None,
     workload: str | None = None,
-    log: Path | str | None = None,
+    log: Files | None = None,
     rollouts: Path | str | None = None,
     tokenizer: str | None = None,
     plan: bool = True,
@@ -54,7 +54,7 @@ def audit_config(
     config : YAML, launch script, overrides or flags; several are one configuration
     framework : name (==version); default: recognised
     cluster, architecture, workload : what the files do not say; assumed where not given
-    log : step metrics of the run, against which the prediction is held
+    log : step metrics of the run, against which the prediction is held; several are one run (tables of wandb)
     rollouts, tokenizer : rollout dump of the run, for its lengths, and what counts its text
     plan : also ask the planner for the best on the same hardware
     report : called with the share done and a text
@@ -83,17 +83,18 @@ def audit_config(
     return replace(found, ended=ended)
 
 
-def _load_log(path: Path | str | None) -> tuple[StepLog | None, str]:
-    """Step metrics of a file, where one is named, and in words that its run ended out of device memory, if it did.
+def _load_log(files: Files | None) -> tuple[StepLog | None, str]:
+    """Step metrics of files, where any is named, and in words that their run ended out of device memory, if it did.
 
     A run that died in its first rl_step has no metrics: how it ended is all that its log says.
     """
-    if path is None:
+    paths = listed(files) if files else []
+    if not paths:
         return None, ""
-    died = out_of_memory(path)
+    died = next((problem for path in reversed(paths) if (problem := out_of_memory(path))), None)
     ended = "" if died is None else str(replace(died, suggestion=None))
     try:
-        return read_log([path]), ended
+        return read_log(paths), ended
     except SpecError:
         if died is None:
             raise

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import rlperf
+from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.frameworks.beside_log import Compared, compared
 from rlperf.frameworks.logs import read_log, same_framework
@@ -323,3 +325,19 @@ def test_a_console_is_no_recording_of_lengths(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds no tool latency") as caught:
         read_recording([tmp_path / "run.log"])
     assert len(caught.value.problems) == 1
+
+
+def test_tables_of_one_metric_each_are_one_run(tmp_path: Path) -> None:
+    """As wandb exports them, one of a panel."""
+    for name, seconds in {"gen": 150, "update_actor": 80, "update_weights": 2, "step": 240}.items():
+        rows = "".join(f"{step},{seconds},{seconds},{seconds}\n" for step in range(1, 4))
+        head = f"Step,run-3 - timing_s/{name},run-3 - timing_s/{name}__MIN,run-3 - timing_s/{name}__MAX\n"
+        (tmp_path / f"{name}.csv").write_text(head + rows)
+    tables = sorted(tmp_path.glob("*.csv"))
+    assert dict(rlperf.explain(tables).causes.critical_s) == {
+        "rollout": 150.0, "training": 80.0, "other": 8.0, "weight_sync": 2.0,
+    }  # fmt: skip
+    (tmp_path / "run.sh").write_text(SCRIPT.format(main="verl.trainer.main_ppo", gpus=8, more=""))
+    options = ["--cluster", "dgx_h100", "--no-plan", *(part for path in tables for part in ("--log", str(path)))]
+    said = CliRunner().invoke(app, ["audit", str(tmp_path / "run.sh"), *options]).output
+    assert "training: measured 1 min 20 s" in said and "rl_step: measured 4 min" in said

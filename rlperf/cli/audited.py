@@ -19,7 +19,10 @@ ClusterName = Annotated[
 ]
 ArchitectureName = Annotated[str | None, typer.Option(help="Name or config.json, if the path does not say.")]
 WorkloadName = Annotated[str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")]
-Log = Annotated[Path | None, typer.Option(help="Step metrics of the run: console, JSONL, CSV, tfevents.")]
+Log = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="<path>", help="Step metrics of the run (several: one run): console, JSONL, CSV, tfevents."),
+]
 Rollouts = Annotated[Path | None, typer.Option(help="Rollout dump of the run, for its lengths.")]
 AlsoPlan = Annotated[bool, typer.Option(help="Also ask the planner for the best on the same hardware.")]
 

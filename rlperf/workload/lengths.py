@@ -178,6 +178,50 @@ class LengthTable:
             tool_latency_s=None if latency is None else np.asarray(np.bincount(index, latency, first.size), np.float64),
         )
 
+    @property
+    def final_contexts(self) -> Int:
+        """Longest context of each trajectory: the prompt of a turn, and what it generated [tokens]."""
+        ends = self.prompt_tokens + self.response_tokens
+        if self.trajectory is None:
+            return ends
+        first, index = self._trajectory_index()
+        longest = np.zeros(first.size, np.int64)
+        np.maximum.at(longest, index, ends)
+        return longest
+
+    def within(self, most: int) -> LengthTable:
+        """Trajectories of several turns that end where their context reaches ``most`` tokens, in that turn.
+
+        A first turn stays whatever its prompt, with one token at least.
+
+        >>> tools = {"append_tokens": [3, 3, 0], "tool_latency_s": [1, 1, 0]}
+        >>> table = LengthTable([4, 9, 15], [2, 3, 5], [0] * 3, [0] * 3, [0, 1, 2], trajectory=[7] * 3, **tools)
+        >>> cut = table.within(11)
+        >>> cut.prompt_tokens.tolist(), cut.response_tokens.tolist(), cut.append_tokens.tolist()
+        ([4, 9], [2, 2], [3, 0])
+        """
+        if self.trajectory is None or int((self.prompt_tokens + self.response_tokens).max(initial=0)) < most:
+            return self
+        first, index = self._trajectory_index()
+        full = np.where(self.prompt_tokens + self.response_tokens >= most, self.turn, np.iinfo(np.int64).max)
+        ends = np.full(first.size, np.iinfo(np.int64).max)
+        np.minimum.at(ends, index, full)  # the turn in which it is full
+        # a tool's answer that leaves no room ends it with the turn before
+        none_left = (self.prompt_tokens >= most) & (self.turn > 0)
+        before = np.full(first.size, np.iinfo(np.int64).max)
+        np.minimum.at(before, index, np.where(none_left, self.turn - 1, np.iinfo(np.int64).max))
+        last = np.minimum(ends, before)[index]
+        room = np.maximum(most - self.prompt_tokens, 1)
+        stays, ended = self.turn <= last, self.turn == last
+        latency = self.tool_latency_s
+        made = replace(
+            self,
+            response_tokens=np.where(ended, np.minimum(self.response_tokens, room), self.response_tokens),
+            append_tokens=None if self.append_tokens is None else np.where(ended, 0, self.append_tokens),
+            tool_latency_s=None if latency is None else np.where(ended, 0.0, latency),
+        )
+        return made.where(np.flatnonzero(stays))
+
     def turns(self, most: int) -> LengthTable:
         """One entry per turn of the first ``most`` trajectories: its whole context, and what it generated.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlperf.cost.layers.vision import Images
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.layout import BoolArray
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.job import ImageTokens, Task
 from rlperf.specs.reader import below, is_there
@@ -234,7 +235,9 @@ class LengthSource:
                 notes.append(f"{self.task.name}: {law}")
             elif self.table is not None:
                 notes.append(f"{self.task.name}: rl_steps beyond the recording are forecast from its fitted law")
-        cut = float(np.mean([np.mean(table.trajectories().response_tokens >= cap) for table in tables]))
+        cut = float(np.mean([np.mean(_cut(table, batch)) for table in tables]))
+        # trajectories of turns end where the context is full that files give the engine; the same ones, whatever it is
+        tables = tuple(table.within(batch.longest_tokens) for table in tables)
         reward, assumed = self.reward_s(seed)
         images, seen = self.images()
         notes += [note for note in (assumed, seen) if note]
@@ -337,6 +340,12 @@ def as_batch(
 def _replicates(batch: Batch, most: int) -> int:
     """Whole rl_steps that stand for a group of them."""
     return min(most, LARGE_REPLICATES) if batch.generated * batch.group_size > LARGE else most
+
+
+def _cut(table: LengthTable, batch: Batch) -> BoolArray:
+    """Which trajectories end at a maximum: of what they write, or of turns the engine's of their context."""
+    written = table.trajectories().response_tokens >= batch.max_response_tokens
+    return written | (table.final_contexts >= batch.longest_tokens) if table.multi_turn else np.asarray(written)
 
 
 def _clipped(table: LengthTable, batch: Batch) -> LengthTable:

@@ -177,6 +177,30 @@ def test_turns_with_tools_are_no_single_turn(framework: str, key: str) -> None:
         assert key in {setting.key for setting in emission.settings}
     else:
         assert any("turns with tools" in lost.asked for lost in emission.limitations)
+    of = {setting.key: setting.value for setting in emission.settings}
+    # verl cuts a tool's answer to 256 characters where nothing is said: contexts would be a fraction of the plan's
+    assert of.get(R + "multi_turn.max_tool_response_length") == (4 * 8192 if name == "verl" else None)
+
+
+def test_tools_may_answer_as_much_as_a_response_holds_from_the_release_on_that_asks() -> None:
+    def stated(version: str) -> set[str]:
+        task = {
+            "name": "t",
+            "workload": "tool_use",
+            "prompts_per_step": 32,
+            "group_size": 8,
+            "max_response_tokens": 8192,
+        }
+        trainer = {"role": "trainer", "devices": 8, "settings": {"packing": True}, "layout": {"zero_stage": 3}}
+        pools = [{"role": "rollout", "devices": 8, "layout": {"tensor_parallel": 1}}, trainer]
+        job = Job.model_validate({"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task],
+                                  "framework": f"verl=={version}", "engine": "vllm", "trainer_backends": "fsdp2",
+                                  "pools": pools})  # fmt: skip
+        adapter, table = adapter_of("verl"), key_table("verl").version(version)
+        return {setting.key for setting in export_run(from_job(job, 8), adapter, table, "c").emission.settings}
+
+    key = R + "multi_turn.max_tool_response_length"
+    assert [key in stated(version) for version in ("0.4", "0.5", "0.9")] == [False, True, True]
 
 
 def test_a_model_that_sees_is_run_by_the_vision_program_of_nemo_rl() -> None:

@@ -37,6 +37,8 @@ SPANNED = "policy versions that a sample may span: its own counts too, so stalen
 """Staleness in the sampler's words: step - step of submission + 1 (verl/trainer/ppo/v1/replay_buffer.py:511)."""
 
 
+CHARACTERS = 4
+"""Of a token of text, on average: what tokenizers of 100k words and more make of English and code."""
 REPLAY = words(none="disabled")
 OLD_REPLAY, OLD_WORKERS = A + "router_replay.mode", "0.7"
 """The key that the older of 0.7's two kinds of workers reads (0.7.1 workers/actor/megatron_actor.py:182). The newer
@@ -194,10 +196,22 @@ def algorithm_settings(run: Run, version: str) -> list[Setting]:
         settings += [
             Setting(R + "multi_turn.enable", True, "tools answer between the turns"),
             Setting(R + "multi_turn.max_assistant_turns", run.batch.turns),
+            *_tool_answers(run, version),
             Setting(R + "multi_turn.tool_config_path", "/data/tools.yaml", "yours"),
             Setting(R + "agent.default_agent_loop", "tool_agent", "yours"),
         ]
     return settings
+
+
+def _tool_answers(run: Run, version: str) -> list[Setting]:
+    """Answers of tools as long as the response may be: verl cuts each to 256 characters by default (from 0.5 on).
+
+    That is tool_agent_loop.py:499 of 0.9.1; one that does not fit into the response ends the trajectory anyway.
+    """
+    if not at_least(version, "0.5"):
+        return []
+    most = CHARACTERS * (run.batch.max_response_tokens or 1)
+    return [Setting(R + "multi_turn.max_tool_response_length", most, "characters of a tool's answer; 256 by default")]
 
 
 def megatron_settings(run: Run, target: Target) -> list[Setting]:

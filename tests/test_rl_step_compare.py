@@ -150,6 +150,21 @@ def test_the_header_of_an_exported_plan_names_its_cluster(tmp_path: Path) -> Non
     assert assumed_lines(import_config([config]), None, "math") == ["assumed: cluster dgx_h100"]
 
 
+def test_the_header_of_an_exported_plan_names_its_lengths(tmp_path: Path) -> None:
+    """The file of a plan for agents was imported, audited and compared with the responses of math: 7 min for 11."""
+    files = export_run(sample_run(Random(3), "verl"), adapter_of("verl"), "0.9", "config").files
+    config = tmp_path / "config.yaml"
+    for lengths, read in (("software_engineering", "software_engineering"), ("a, b", "math"), ("own.jsonl", "math")):
+        config.write_text(f"# Planned for dgx_a100: 8 x a100; lengths of {lengths}.\n{files['config.yaml']}")
+        imported = import_config([config])
+        assert job_of_config(imported).tasks[0].workload == read
+        assert job_of_config(imported, workload="searching").tasks[0].workload == "searching"
+        told = f"{read}, as the file's header says" if read != "math" else "math"
+        assert assumed_lines(imported, "dgx_a100", None) == [f"assumed: workload {told}"]
+        asked = _configuration(config, None, "dgx_a100", None)
+        assert asked.question.context.job.tasks[0].workload == read
+
+
 def test_wrong_files_are_named(tmp_path: Path) -> None:
     from rlperf.errors import SpecError
 

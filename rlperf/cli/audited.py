@@ -18,7 +18,9 @@ ClusterName = Annotated[
     str | None, typer.Option(help="Cluster that it runs on; default: its header says, or dgx_h100.")
 ]
 ArchitectureName = Annotated[str | None, typer.Option(help="Name or config.json, if the path does not say.")]
-WorkloadName = Annotated[str | None, typer.Option(help="Lengths: preset, model or trace; default: math, assumed.")]
+WorkloadName = Annotated[
+    str | None, typer.Option(help="Lengths: preset, model or trace; default: the file header's, else math.")
+]
 Log = Annotated[
     list[Path] | None,
     typer.Option(metavar="<path>", help="Step metrics of the run (several: one run): console, JSONL, CSV, tfevents."),
@@ -29,9 +31,12 @@ AlsoPlan = Annotated[bool, typer.Option(help="Also ask the planner for the best 
 
 def assumed_lines(imported: Imported, cluster: str | None, lengths: str | Path | None) -> list[str]:
     """Lines that say what stands for names that were not given; ``lengths``: a workload, or rollouts of the run."""
-    from rlperf.frameworks.imports import DEFAULT_CLUSTER, planned_cluster
+    from rlperf.frameworks.imports import DEFAULT_CLUSTER, DEFAULT_WORKLOAD, planned_cluster, planned_workload
 
-    planned = planned_cluster(imported)
-    named = f"{planned}, as the file's header says" if planned else DEFAULT_CLUSTER
-    defaults = ((f"cluster {named}", cluster), ("workload math", lengths))
+    def named(planned: str | None, usual: str) -> str:
+        return f"{planned}, as the file's header says" if planned else usual
+
+    device, workload = planned_cluster(imported), planned_workload(imported)
+    defaults = ((f"cluster {named(device, DEFAULT_CLUSTER)}", cluster),
+                (f"workload {named(workload, DEFAULT_WORKLOAD)}", lengths))  # fmt: skip
     return [f"assumed: {text}" for text, given in defaults if given is None]

@@ -79,7 +79,14 @@ def _configuration(path: Path, other: _Asked | None, cluster: str | None, worklo
     The file of a plan for A100 was compared on the H100 that an import assumes: 88 % faster than its plan.
     """
     from rlperf.api import ask
-    from rlperf.frameworks.imports import DEFAULT_CLUSTER, DEFAULT_WORKLOAD, import_config, job_of, planned_cluster
+    from rlperf.frameworks.imports import (
+        DEFAULT_CLUSTER,
+        DEFAULT_WORKLOAD,
+        import_config,
+        job_of,
+        planned_cluster,
+        planned_workload,
+    )  # fmt: skip
 
     job = other.question.context.job if other else None
     lengths = job.tasks[0].workload if job and len(job.tasks) == 1 else None
@@ -87,8 +94,9 @@ def _configuration(path: Path, other: _Asked | None, cluster: str | None, worklo
     named = {name: value for name, value in beside.items() if value and not Path(value).suffix and "/" not in value}
     imported = import_config([path])
     whose = dict.fromkeys(named, ", as of the other")
-    if planned := planned_cluster(imported):
-        named["cluster"], whose["cluster"] = planned, ", as its header says"
+    for name, planned in (("cluster", planned_cluster(imported)), ("workload", planned_workload(imported))):
+        if planned:
+            named[name], whose[name] = planned, ", as its header says"
     given = {"cluster": cluster, "workload": workload}
     usual = {"cluster": DEFAULT_CLUSTER, "workload": DEFAULT_WORKLOAD}
     values = {name: given[name] or named.get(name) or usual[name] for name in usual}

@@ -59,6 +59,8 @@ class Source:
     """Where a script goes (``cd``) before it runs the program, as it says it."""
     planned_for: str = ""
     """The cluster that an exported file was planned for, as its header names it."""
+    planned_lengths: str = ""
+    """The workload of its one task, likewise: a preset, or the name of a file that lay beside the job."""
     worked_out: Mapping[str, str] = field(default_factory=dict)
     """Key -> ``file:line`` where a program works its value out: it is left to its default."""
 

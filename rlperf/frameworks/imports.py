@@ -25,6 +25,7 @@ from rlperf.plan.compare import job_of_plan
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_cluster
 from rlperf.specs.reader import read_document, validate
+from rlperf.workload import PRESETS
 
 DEFAULT_CLUSTER = "dgx_h100"
 DEFAULT_WORKLOAD = "math"
@@ -212,6 +213,12 @@ def planned_cluster(imported: Imported) -> str | None:
         return None
 
 
+def planned_workload(imported: Imported) -> str | None:
+    """The lengths that the header of an exported file names; None where they are none, or none that ships."""
+    planned = imported.source.planned_lengths
+    return planned if planned in PRESETS else None
+
+
 def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:
@@ -229,7 +236,7 @@ def job_of(
             run,
             framework=imported.framework,
             cluster=cluster or planned_cluster(imported) or DEFAULT_CLUSTER,
-            workload=workload or DEFAULT_WORKLOAD,
+            workload=workload or planned_workload(imported) or DEFAULT_WORKLOAD,
             name=name,
         )
     except ValidationError as error:

@@ -37,8 +37,9 @@ _LAUNCHER = {
 }
 
 
-PLANNED_FOR = re.compile(r"^# Planned for (\S+): ", re.MULTILINE)
-"""The line of an exported file's header that names its cluster (`rlperf.frameworks.export`)."""
+PLANNED_FOR = re.compile(r"^# Planned for (\S+): (?:.*; lengths of (\S+)\.$)?", re.MULTILINE)
+"""The line of an exported file's header that names its cluster and, of one task, its lengths
+(`rlperf.frameworks.export`)."""
 _KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), TRL's program (.py), or a file of flags"
 
 
@@ -56,6 +57,7 @@ class _Gathered:
     words: dict[str, str] = field(default_factory=dict)
     folder: str = ""
     planned_for: str = ""
+    planned_lengths: str = ""
     configurations: str = ""
     """Folder of the configurations that a command names."""
     worked_out: dict[str, str] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class _Gathered:
             dict(self.launcher),
             self.folder,
             self.planned_for,
+            self.planned_lengths,
             {key: where for key, where in self.worked_out.items() if key not in self.keys},
         )
 
@@ -116,7 +119,7 @@ def read_source(paths: Sequence[Path | str]) -> Source:
 def _read_one(path: Path, gathered: _Gathered) -> None:
     text = read_text(path)
     if planned := PLANNED_FOR.search(text):
-        gathered.planned_for = planned[1]
+        gathered.planned_for, gathered.planned_lengths = planned[1], planned[2] or ""
     if path.suffix in (".yaml", ".yml", ".json"):
         _read_header(text, path, gathered)
         _read_yaml(parse_document(text, str(path)), path, gathered)

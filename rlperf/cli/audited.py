@@ -19,7 +19,7 @@ ClusterName = Annotated[
 ]
 ArchitectureName = Annotated[str | None, typer.Option(help="Name or config.json, if the path does not say.")]
 WorkloadName = Annotated[
-    str | None, typer.Option(help="Lengths: preset, model or trace; default: the file header's, else math.")
+    str | None, typer.Option(help="Lengths: preset, model or trace; else the header's, or math.")
 ]
 Log = Annotated[
     list[Path] | None,

@@ -15,19 +15,25 @@ from rlperf.errors import Problem, SpecError
 from rlperf.specs.reader import first_record, parse_json, read_text, reading
 from rlperf.units import MOST_COUNT
 from rlperf.workload import read_recording
-from rlperf.workload.lengths import LengthTable
+from rlperf.workload.lengths import RECOUNT, LengthTable
 
 Count = Callable[[str], int]
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One response: its prompt (an identity to group by), lengths, rl_step."""
+    """One response: its prompt (an identity to group by), lengths, rl_step; whether text was counted."""
 
     group: str
     prompt_tokens: int
     response_tokens: int
     rl_step: int
+    counted: bool = False
+
+    def response_up_to(self, cap: int | None) -> int:
+        """Tokens of the response, at the cap where those of its text are as good as that (`RECOUNT`)."""
+        near = cap is not None and self.counted and self.response_tokens >= (1.0 - RECOUNT) * cap
+        return cap if near and cap is not None else self.response_tokens
 
     @property
     def plausible(self) -> bool:
@@ -62,7 +68,7 @@ def read_dump(
     Parameters
     ----------
     tokenizer : tokenizer.json, or a folder or hub name, for dumps that hold text only (verl, TRL)
-    max_response_tokens : cap of the run; responses at it count as cut
+    max_response_tokens : cap of the run; responses at it count as cut, those of text also where they are near it
 
     Raises
     ------
@@ -83,7 +89,7 @@ def read_dump(
     keys = {name: index for index, name in enumerate(dict.fromkeys((row.rl_step, row.group) for row in rows))}
     return LengthTable(
         prompt_tokens=np.array([row.prompt_tokens for row in rows], dtype=np.int64),
-        response_tokens=np.array([row.response_tokens for row in rows], dtype=np.int64),
+        response_tokens=np.array([row.response_up_to(max_response_tokens) for row in rows], dtype=np.int64),
         group=np.array([keys[row.rl_step, row.group] for row in rows], dtype=np.int64),
         rl_step=np.array([row.rl_step for row in rows], dtype=np.int64),
         turn=np.zeros(len(rows), dtype=np.int64),
@@ -127,7 +133,7 @@ def _json_row(line: str, path: Path, number: int, count: Count, step: int) -> It
         elif (names := _text_fields(row)) is not None:  # verl: input and output; others: prompt and completion
             asked, answered = (_text(row[name]) for name in names)
             uid = re.sub(r"(_\d+){1,2}$", "", str(row.get("uid", ""))) or asked
-            yield _Row(uid, count(asked), count(answered), int(row.get("step", step)))
+            yield _Row(uid, count(asked), count(answered), int(row.get("step", step)), counted=True)
         else:
             raise SpecError(Problem(f"has fields {', '.join(list(row)[:6])}: no known dump", str(path), number))
 
@@ -192,7 +198,8 @@ def _parquet(path: Path, count: Count) -> Iterator[_Row]:
     step = re.search(r"(\d+)", path.stem)
     for row in frame.iter_rows(named=True):
         prompt, completion = _text(row["prompt"]), _text(row["completion"])
-        yield _Row(prompt, count(prompt), count(completion), int(row.get("step") or (step[1] if step else 0)))
+        rl_step = int(row.get("step") or (step[1] if step else 0))
+        yield _Row(prompt, count(prompt), count(completion), rl_step, counted=True)
 
 
 def _text(value: Any) -> str:

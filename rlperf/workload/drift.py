@@ -116,8 +116,8 @@ def censored_scores(law: Law, table: LengthTable) -> Float:
     from scipy.special import log_ndtr
 
     z = law.score(np.maximum(table.response_tokens - 0.5, 0.5))
-    if table.max_response_tokens is not None and not table.multi_turn:
-        cut = float(law.score(np.array([table.max_response_tokens - 1.0]))[0])
+    if (least := table.least_cut) is not None and not table.multi_turn:
+        cut = float(law.score(np.array([least - 1.0]))[0])
         beyond = np.exp(-0.5 * cut**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-cut))
         z = np.where(table.truncated, beyond, z)
     return np.asarray(z)

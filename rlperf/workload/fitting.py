@@ -45,7 +45,8 @@ def fit_model(
     law, rows, cap = choice.law, seen.rows, seen.cap
     prompts, prompt_law = _prompts(seen, like)
     score = prompt_law.score(prompts)
-    data = Grouped.build(seen.x, seen.censored, seen.group, score, None if cap is None else cap - 1.0)
+    least = None if cap is None else rows.least_cut
+    data = Grouped.build(seen.x, seen.censored, seen.group, score, None if least is None else least - 1.0)
     same = None if like is None else like.dependence.effects
     dependence = fit_dependence(law, data, same) if rows.n > seen.count else Dependence(0.0, 0.0, 1.0, 1.0)
     per_step = [table.step(int(s)).n_groups for s in table.steps()]
@@ -105,8 +106,8 @@ class _Responses:
             raise SpecError(
                 f"all {rows.n} responses reached the maximum of {cap} tokens: how long they are is not recorded"
             )
-        x = np.maximum(rows.response_tokens - 0.5, 0.5)
-        return cls(rows, x if cap is None else np.where(censored, cap - 1.0, x), censored, cap, *rows.group_index())
+        x, least = np.maximum(rows.response_tokens - 0.5, 0.5), None if cap is None else rows.least_cut
+        return cls(rows, x if least is None else np.where(censored, least - 1.0, x), censored, cap, *rows.group_index())
 
     def choice(self, families: Sequence[tuple[str, ...]] | None, like: LengthModel | None) -> Choice:
         """The law that suits, responses of one prompt counted for less than independent ones."""

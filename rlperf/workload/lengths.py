@@ -21,6 +21,12 @@ INT_COLUMNS = ("prompt_tokens", "response_tokens", "group", "rl_step", "turn")
 OPTIONAL_INT = ("trajectory", "cached_tokens", "append_tokens")
 OPTIONAL_FLOAT = ("tool_latency_s",)
 COLUMNS = (*INT_COLUMNS, *OPTIONAL_INT, *OPTIONAL_FLOAT)
+RECOUNT = 0.01
+"""Share of tokens by which text may be counted short [1], judged.
+
+A sampled sequence is not the one that a tokenizer makes of its text, and dumps leave special tokens out, so that of the
+responses that were cut hardly any has the cap's count.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,6 +269,23 @@ class LengthTable:
         """Responses per prompt, or None where groups differ."""
         sizes = np.unique(self.group_sizes())
         return int(sizes[0]) if sizes.size == 1 else None
+
+    @property
+    def least_cut(self) -> int | None:
+        """Tokens that every response at the cap surely has; None without a cap.
+
+        Where text was counted, those within `RECOUNT` of the cap stand at it, and nothing ends just below: of such a
+        one no more is known than that it is longer than the longest that ended, at the least the share below the cap.
+
+        >>> LengthTable.from_groups([10], [[5, 1000]], max_response_tokens=1000).least_cut
+        990
+        >>> LengthTable.from_groups([10], [[998, 1000]], max_response_tokens=1000).least_cut
+        999
+        """
+        if self.max_response_tokens is None:
+            return None
+        ended = self.response_tokens[self.response_tokens < self.max_response_tokens]
+        return max(int(ended.max(initial=0)) + 1, int(np.ceil((1.0 - RECOUNT) * self.max_response_tokens)))
 
     @property
     def truncated(self) -> Mask:

@@ -18,9 +18,7 @@ ClusterName = Annotated[
     str | None, typer.Option(help="Cluster that it runs on; default: its header says, or dgx_h100.")
 ]
 ArchitectureName = Annotated[str | None, typer.Option(help="Name or config.json, if the path does not say.")]
-WorkloadName = Annotated[
-    str | None, typer.Option(help="Lengths: preset, model or trace; else the header's, or math.")
-]
+WorkloadName = Annotated[str | None, typer.Option(help="Lengths: preset, model or trace; else the header's, or math.")]
 Log = Annotated[
     list[Path] | None,
     typer.Option(metavar="<path>", help="Step metrics of the run (several: one run): console, JSONL, CSV, tfevents."),

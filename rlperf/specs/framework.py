@@ -3,7 +3,6 @@
 A rule is an expression over named groups of values, for example ``batch.mini_batch * batch.group_size %
 trainer.data_parallel == 0``. The groups are objects whose attributes are numbers, or arrays that broadcast together: a
 `rlperf.layout.Layout` of a million candidates in the planner, the numbers of one configuration in audit and export.
-The same text serves both.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from rlperf.specs.rule_expressions import MissingValueError, asked_in, evaluate,
 from rlperf.units import NonNegativeInt, PositiveInt
 
 Told = TypeVar("Told")
-
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
 """When the framework itself notices: reading the file, before allocation, on the workers, while running, or never."""

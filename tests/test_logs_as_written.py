@@ -341,3 +341,14 @@ def test_tables_of_one_metric_each_are_one_run(tmp_path: Path) -> None:
     options = ["--cluster", "dgx_h100", "--no-plan", *(part for path in tables for part in ("--log", str(path)))]
     said = CliRunner().invoke(app, ["audit", str(tmp_path / "run.sh"), *options]).output
     assert "training: measured 1 min 20 s" in said and "rl_step: measured 4 min" in said
+
+
+def test_an_rl_step_that_had_not_ended_is_none(tmp_path: Path) -> None:
+    """Its line was cut in the number of its rollout, 3 of 32 s."""
+    whole = "(TaskRunner pid=7) step:{step} - actor/pg_loss:nan - timing_s/gen:32.0 - timing_s/step:57.0\n"
+    cut = "(TaskRunner pid=7) step:9 - actor/pg_loss:0.1 - timing_s/gen:3"
+    (tmp_path / "run.log").write_text("".join(whole.format(step=step) for step in range(1, 9)) + cut)
+    log = read_log([tmp_path / "run.log"])
+    assert (log.n, log.mean("rollout_s"), log.mean("rl_step_s")) == (8, 32.0, 57.0)
+    (tmp_path / "part.log").write_text("step:1 - timing_s/gen:32.0\nstep:2 - timing_s/gen:34.0\n")
+    assert read_log([tmp_path / "part.log"]).mean("rollout_s") == 33.0

@@ -147,6 +147,8 @@ def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:
     steps = [step for step in sorted(metrics) if set(metrics[step]) & set(table)]
     found = {metric: np.array([metrics[step].get(metric, np.nan) for step in steps]) for metric in table}
     found = {metric: values for metric, values in found.items() if not np.isnan(values).all()}
+    whole = _ended([values for metric, values in found.items() if table[metric] == "rl_step_s"], len(steps))
+    steps, found = steps[:whole], {metric: values[:whole] for metric, values in found.items()}
     for metric, values in found.items():
         if table[metric].endswith("_s") and (values < 0).any():
             raise SpecError(Problem(f"{metric} is negative in rl_step {steps[int(np.argmax(values < 0))]}", source))
@@ -162,6 +164,15 @@ def step_log(metrics: Metrics, framework: str, source: str) -> StepLog:
         raise SpecError(Problem("none of its rl_steps takes any time: every timer is 0", source))
     of_updates = framework_facts(framework).metrics_of_updates
     return StepLog.of(steps, framework=framework, source=source, of_updates=of_updates, **columns)
+
+
+def _ended(timers: Sequence[FloatArray], count: int) -> int:
+    """How many of ``count`` rl_steps a log holds to their end, by its timers of the whole one ``[rl_steps]``.
+
+    A run that goes on, or was killed, is in the midst of its last one, whose line may be cut within a number.
+    """
+    stated = np.flatnonzero(~np.isnan(timers).all(axis=0)) if timers else np.zeros(0)
+    return int(stated[-1]) + 1 if stated.size else count
 
 
 def _apart(found: Mapping[str, FloatArray], nested: Mapping[str, str]) -> dict[str, FloatArray]:

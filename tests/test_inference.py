@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,13 @@ from rlperf.cost.collectives import all_reduce_s
 from rlperf.cost.engine_memory import engine_limits, engine_memory, max_running, weight_bytes
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import KINDS
-from rlperf.cost.operators import decode_operators, token_operators
+from rlperf.cost.operators import decode_operators, head_operators, token_operators
 from rlperf.cost.replica import BEST_BANDWIDTH, Replica, in_engine, roles_of, total
 from rlperf.cost.serving import Load
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.calibration import calibration_names
-from rlperf.specs.engine_calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 
@@ -101,6 +102,28 @@ def test_attention_data_parallel_copies_attention_and_splits_requests() -> None:
     )
     bf16 = [one for one in token_operators(wide, 256, 256) if one.name == "expert exchange"]
     assert float(exchange[0].network_s / bf16[0].network_s) == pytest.approx((1.0 + 1.0 / 32.0 + 2.0) / 4.0)
+
+
+def test_copies_of_the_attention_have_the_table_of_tokens_and_unless_rows_are_gathered_the_output_head() -> None:
+    """vLLM's copies are engines of their own; SGLang splits the head over all devices, which see all rows."""
+    arch, sglang = load_architecture("DeepSeek-V3"), load_engine_calibration("sglang")
+    table = arch.vocab * arch.hidden * 2.0
+
+    def replica(engine: EngineCalibration, copies: int) -> Replica:
+        layout = Layout.of(tensor_parallel=8, expert_parallel=8, attention_data_parallel=copies)
+        return Replica.of(arch, H200, engine, layout, "fp8")
+
+    def ends(engine: EngineCalibration, copies: int) -> float:
+        lean = arch.model_copy(update={"vocab": 0})
+        one = replica(engine, copies)
+        return float(weight_bytes(one) - weight_bytes(replace(one, arch=lean)))
+
+    assert [ends(engine, 1) for engine in (VLLM, sglang)] == pytest.approx([2.0 * table / 8.0] * 2)
+    assert ends(VLLM, 8) == pytest.approx(2.0 * table)
+    assert ends(sglang, 8) == pytest.approx(table + table / 8.0)
+    # every copy reads its head for its share of the rows; one that all share is read once
+    read = {engine.engine: float(head_operators(replica(engine, 8), 64.0)[0].memory_s) for engine in (VLLM, sglang)}
+    assert 6.0 < read["vllm"] / read["sglang"] < 8.0
 
 
 def test_norms_over_all_heads_are_summed_over_the_devices_that_share_them() -> None:

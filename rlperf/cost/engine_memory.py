@@ -53,7 +53,8 @@ def weight_bytes(replica: Replica) -> FloatArray:
 
     Parameters by kind x bytes of the dtype that the checkpoint gives this kind / devices that share it. What tensor
     parallelism copies lies on every device: routers, the down projections of latent attention, heads beyond those
-    that there are.
+    that there are. Every copy of the attention has the table of tokens, and the output head as well or all share one
+    (vLLM's copies are engines of their own; SGLang 0.5.23, ``models/deepseek_v2.py:2943, 3291``).
     """
     arch, roles = replica.arch, replica.roles
     at, devices = replica.attention_tensor, replica.tensor
@@ -62,7 +63,9 @@ def weight_bytes(replica: Replica) -> FloatArray:
     for half in stack_of(arch).halves:
         stage = stage + half.count * half.layer.parameters_on(at) * weigh[getattr(roles, half.layer.weights)]
     towers = float(tower_parameters(arch)) * 2.0
-    return stage / replica.pipeline + float(embedding_parameters(arch)) * weigh[roles.head] / devices + towers
+    head = 0.0 if arch.tied_embeddings else float(arch.vocab * arch.hidden)
+    ends = (float(embedding_parameters(arch)) - head) / at + head / replica.head_tensor
+    return stage / replica.pipeline + ends * weigh[roles.head] + towers
 
 
 def kv_bytes_per_token(replica: Replica) -> FloatArray:

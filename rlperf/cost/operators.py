@@ -69,12 +69,14 @@ def _all_reduce(replica: Replica, local: FloatArray) -> Operator:
 
 
 def head_operators(replica: Replica, sampled: Array) -> list[Operator]:
-    """Output head and sampling of ``sampled`` rows."""
+    """Output head and sampling of ``sampled`` rows, each sampled where its request is."""
     rows = as_float(sampled) / replica.batches
-    width = replica.arch.vocab / replica.tensor
+    width = replica.arch.vocab / replica.head_tensor
+    seen = rows * replica.head_tensor / replica.tensor
+    own = rows / replica.attention_data
     return [
-        gemm_operator(replica, "head", 1.0, rows, width, replica.arch.hidden, replica.roles.head),
-        memory_operator(replica, "sampling", 1.0, rows * replica.arch.vocab * 10.0),
+        gemm_operator(replica, "head", 1.0, seen, width, replica.arch.hidden, replica.roles.head),
+        memory_operator(replica, "sampling", 1.0, own * replica.arch.vocab * 10.0),
     ]
 
 

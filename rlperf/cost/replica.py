@@ -132,6 +132,11 @@ class Replica:
         """Devices that share one copy of the attention layers."""
         return np.maximum(self.tensor / self.attention_data, 1.0)
 
+    @property
+    def head_tensor(self) -> FloatArray:
+        """Devices that share one output head: those of an attention copy, or all (`EngineCalibration.gathers_rows`)."""
+        return self.tensor if self.engine.gathers_rows else self.attention_tensor
+
     def kv_heads(self, arch: Architecture) -> FloatArray:
         """Key/value heads of a layer on one device; they are copied where there are fewer than devices."""
         return np.maximum(np.ceil(arch.kv_heads / self.attention_tensor), 1.0)

@@ -142,6 +142,11 @@ class EngineCalibration(Frozen):
     expert_copies: bool = Field(
         False, description="where a row leaves attention data parallel blank: experts over the node, attention copied"
     )
+    gathers_rows: bool = Field(
+        False,
+        description="beside attention data parallel the output head is split over all devices, which see the rows of "
+        "all; else every copy of the attention has a head of its own",
+    )
     chunked_prefill: bool = True
     token_budget: PositiveInt = 8192
     max_running: PositiveInt = 256

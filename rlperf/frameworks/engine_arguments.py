@@ -23,7 +23,8 @@ UNCOUNTED: Mapping[str, str] = {
     "sglang": "max_total_tokens cpu_offload_gb cuda_graph_bs cuda_graph_max_bs cuda_graph_bs_decode page_size "
     "cuda_graph_max_bs_decode disable_cuda_graph_padding disable_overlap_schedule enable_mixed_chunk "
     "enable_torch_compile schedule_conservativeness disable_custom_all_reduce enable_two_batch_overlap "
-    "enable_single_batch_overlap enable_hierarchical_cache num_continuous_decode_steps prefill_max_requests",
+    "enable_single_batch_overlap enable_hierarchical_cache num_continuous_decode_steps prefill_max_requests "
+    "enable_dp_lm_head",
     "vllm": "cpu_offload_gb compilation_config cudagraph_capture_sizes max_cudagraph_capture_size swap_space "
     "num_gpu_blocks_override kv_cache_memory_bytes async_scheduling block_size disable_custom_all_reduce",
 }

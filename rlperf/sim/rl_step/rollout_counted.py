@@ -42,9 +42,9 @@ SCREENED_RL_STEPS = 2
 HEAVIEST = 1
 """Replicas that are busy longest whose engine_steps the closed form counts, beside that of the longest trajectory."""
 LEAST_APART, LEAST_JOINED = 0.9, 0.8
-"""What of a guess is surely no more than what simulating finds: of 1,237 rollouts with readers none took less than 0.91
-of one with as many or more replicas and caches; of 1,051 that others join none less than 0.81 of the line between a
-closed form on all replicas and the makespan alone."""
+"""What of a guess is taken to be no more than what simulating finds, measured and not proven: of 1,237 rollouts with
+readers none took less than 0.91 of one with as many or more replicas and caches; of 1,051 that others join none less
+than 0.81 of the line between a closed form on all replicas and the makespan alone (docs/theory/planner.md)."""
 
 
 Found = TypeVar("Found")

@@ -67,9 +67,13 @@ class Configuration:
 
     @property
     def variant(self) -> tuple[object, ...]:
-        """What a job lists several of and the screen takes one by one: precisions, caching, who reads, who borrows."""
-        engine = self.pool("rollout").settings
-        return engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching, engine.prefill_replicas, engine.borrows
+        """What a job lists several of, and is judged as if it were stated: precisions, caching, who reads, who borrows.
+
+        Where batches stream, the updates that they arrive for as well: closed forms take groups to end evenly.
+        """
+        engine, streamed = self.pool("rollout").settings, MODES[self.mode].streams and self.batch.updates
+        caches = engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching
+        return (*caches, engine.prefill_replicas, engine.borrows, streamed)
 
     @property
     def shares_memory(self) -> bool:

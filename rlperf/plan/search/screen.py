@@ -31,6 +31,7 @@ from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.rollout_counted import Counted
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.modes import MODES
 from rlperf.told import Tell
 
 FINALISTS = 64
@@ -265,8 +266,13 @@ class _Ranked:
             yield ranked[(self.part_of[ranked] == self.part_of[ranked[0]]) & (columns[ranked] == columns[ranked[0]])]
 
     def _variants(self) -> list[IntArray]:
-        """Those of every precision and prefix caching, where several are open."""
-        variants = [part.source.context.job.pool("rollout").settings for part in self.parts]
+        """Those of every `Configuration.variant` that a job lists, where several are open."""
+
+        def variant(source: SplitColumns) -> tuple[object, ...]:
+            streamed = MODES[source.split.mode].streams and source.demand.batch.updates
+            return source.context.job.pool("rollout").settings, streamed
+
+        variants = [variant(part.source) for part in self.parts]
         of = np.array([variants.index(each) for each in variants], dtype=np.int64)[self.part_of[self.ranked]]
         several = np.unique(of)
         return [self.ranked[of == code] for code in several] if len(several) > 1 else []

@@ -150,12 +150,12 @@ def test_an_engine_with_room_for_a_few_requests_is_off_the_path() -> None:
 @pytest.mark.slow
 def test_an_engine_that_hides_behind_training_has_room_all_the_same() -> None:
     """Weights of a 32B fill an A100: an engine of one has room for three of the longest, and its rollout is hidden."""
-    task = {"workload": "tool_use", "prompts_per_step": 64, "group_size": 16, "mini_batch": 32}
+    task = {"workload": "searching", "prompts_per_step": 64, "group_size": 16, "mini_batch": 32}
     job = Job.model_validate(
         {
             "architecture": "Qwen2.5-32B", "cluster": "dgx_a100", "nodes": 3, "framework": "areal",
             "modes": ["one_step_off"], "limits": {"staleness": 3},
-            "tasks": [{"name": "t", **task, "max_prompt_tokens": 1024, "max_response_tokens": 512}],
+            "tasks": [{"name": "t", **task, "max_prompt_tokens": 8192, "max_response_tokens": 512}],
         }
     )  # fmt: skip
     plan = plan_job(job)

@@ -29,21 +29,8 @@ from rlperf.frameworks.shell import (
 
 _ALONE = {"if", "elif", "while", "until", "then", "else", "do", "{", "}", "fi", "done", "esac"}
 _DECLARES = {
-    "export",
-    "local",
-    "declare",
-    "readonly",
-    "typeset",
-    "-x",
-    "-a",
-    "-r",
-    "-A",
-    "-i",
-    "-g",
-    "-gA",
-    "-ga",
-    "-rx",
-}
+    "export", "local", "declare", "readonly", "typeset", "-x", "-a", "-r", "-A", "-i", "-g", "-gA", "-ga", "-rx",
+}  # fmt: skip
 _LOOPS = {"for", "while", "until", "select"}
 _UNSET = re.compile(r"\$\{?(?:\d+|[A-Za-z_]\w*|[@*])\}?")
 _COMPARED: Mapping[str, Callable[[str, str], bool]] = {

@@ -328,6 +328,30 @@ def test_a_server_that_the_same_script_starts_has_the_degrees_it_is_told(tmp_pat
     assert "33 GPUs (1 assumed for the server" in describe(import_config([script], "trl"))
 
 
+@pytest.mark.parametrize(
+    ("launch", "nodes", "per_node"),
+    [
+        ("accelerate launch --num_machines 8 --num_processes 32", 8, 4),  # GB200: a node is a tray of four
+        ("accelerate launch --num_processes 32", 4, 8),
+        ("torchrun --nnodes 4 --nproc_per_node 8", 4, 8),  # 8 of 32 GPUs were read
+        ("torchrun --nnodes=1:4 --nproc-per-node=4", 1, 4),  # elastic: nobody knows
+    ],
+)
+def test_nodes_are_those_that_the_launcher_of_trl_counts(
+    launch: str, nodes: int, per_node: int, tmp_path: Path
+) -> None:
+    """An exported plan for eight trays came back as four nodes of eight, which no tray has."""
+    script = tmp_path / "job.sh"
+    keys = "train.py --model_name_or_path Qwen/Qwen3-8B --use_vllm true --num_generations 8"
+    script.write_text(f"{launch} {keys} --vllm_mode colocate\n")
+    run = import_config([script], "trl").run
+    assert (run.nodes, run.devices_per_node, run.devices) == (nodes, per_node, nodes * per_node)
+    script.write_text(f"{launch} {keys} --vllm_mode server\ntrl vllm-serve --tensor-parallel-size 4\n")
+    served = import_config([script], "trl").run
+    assert served.devices == nodes * per_node + 4
+    assert served.nodes * served.devices_per_node >= served.devices
+
+
 def test_what_a_framework_never_tells_of_keeps_no_users_file_from_being_written(tmp_path: Path) -> None:
     """OpenRLHF's own script has a budget below its longest sequence: no plan has, and the file is the user's."""
     flags = ("--actor.model_name_or_path Qwen/Qwen3-4B --actor.num_nodes 1 --actor.num_gpus_per_node 8 "

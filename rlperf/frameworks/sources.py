@@ -32,6 +32,8 @@ _LAUNCHER = {
     "num_processes": "num_processes",
     "num-processes": "num_processes",
     "num_machines": "num_machines",
+    "num-machines": "num_machines",
+    "nnodes": "nnodes",
     "nproc_per_node": "nproc_per_node",
     "nproc-per-node": "nproc_per_node",
 }

@@ -356,8 +356,21 @@ class TrlFacts:
 
 
 def _world(source: Source) -> int:
-    """GPUs that the launcher is told of, or a node of eight."""
-    return int(source.launcher.get("num_processes") or source.launcher.get("nproc_per_node") or 8)
+    """GPUs that the launcher is told of, torchrun by node, or a node of eight."""
+    told = source.launcher
+    return int(told.get("num_processes") or int(told.get("nproc_per_node") or 8) * int(told.get("nnodes") or 1))
+
+
+def _nodes(source: Source, world: int, served: int) -> tuple[int, int]:
+    """Nodes and the GPUs of each: as the launcher of the trainer says where it has several, else nodes of eight.
+
+    GPUs that are ``served`` beside them fill nodes of their own.
+    """
+    machines = int(source.launcher.get("num_machines") or source.launcher.get("nnodes") or 1)
+    if machines > 1 and world % machines == 0:
+        per_node = world // machines
+        return machines + -(-served // per_node), per_node
+    return -(-(world + served) // 8), min(world + served, 8)
 
 
 def _read_batch(run: Run, flat: Flat, source: Source) -> Run:
@@ -388,7 +401,8 @@ def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
     width = int(server["tensor_parallel_size"] or 1) if launched else run.rollout.tensor_parallel
     engines = world if colocated else width * int(server["data_parallel_size"] or 1)
     fraction = run.rollout.memory_fraction if colocated else server["gpu_memory_utilization"] or 0.9
-    total = world if colocated else world + engines
+    served = 0 if colocated else engines
+    nodes, per_node = _nodes(source, world, served)
     trainer = run.trainer.having(
         devices=world,
         packing=False,
@@ -405,9 +419,9 @@ def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
         or run.batch.updates > 1,
         mode=mode_of_staleness(0, shares_devices=colocated),
         staleness=0,
-        devices=total,
-        nodes=-(-total // 8),
-        devices_per_node=min(total, 8),
+        devices=world + served,
+        nodes=nodes,
+        devices_per_node=per_node,
         trainer=trainer,
         rollout=run.rollout.having(devices=engines, tensor_parallel=width, memory_fraction=fraction),
     )

@@ -66,6 +66,17 @@ def test_every_update_sees_each_task_in_its_share() -> None:
     assert min(halves) > 0.5 * max(halves) > 0
 
 
+def test_the_order_of_the_tasks_draws_no_other_batch() -> None:
+    """Listed the other way round a plan took 0.3 % less: groups were shuffled from another beginning."""
+    first, second = (
+        task.source.demand(task.batches[0], None, 0)
+        for tasks in ([MATH, TOOLS], [{**TOOLS, "name": "a"}, {**MATH, "name": "b"}])
+        for task in ask(job(tasks=tasks)).context.tasks
+    )
+    assert first.keys == second.keys
+    assert [part.batch.prompts for part in second.of_tasks] == [64, 32]  # as they are stated
+
+
 def test_a_mixed_plan_is_one_phase_that_reads_back_and_exports(plan: Plan, tmp_path: Path) -> None:
     (phase,) = plan.phases
     assert phase.tasks == ("math", "tools") and phase.settings.prompts_per_step == 96

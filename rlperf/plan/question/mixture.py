@@ -58,13 +58,27 @@ class MixedSource(LengthSource):
         """Whether those of any task do."""
         return any(part.source.drifts(rl_steps) for part in self.parts)
 
+    def _by_what_is_asked(self) -> list[int]:
+        """Numbers of its tasks in an order that neither their names nor their places have a part in.
+
+        What is shuffled lies otherwise in another draw for every order of the tasks.
+        """
+
+        def asked(index: int) -> tuple[object, ...]:
+            part = self.parts[index]
+            own = part.batch
+            return part.source.task.workload, own.prompts, own.generated, own.max_prompt_tokens, own.max_response_tokens
+
+        return sorted(range(len(self.parts)), key=asked)
+
     def _demand(self, batch: Batch, rl_steps: tuple[int, int] | None, seed: int) -> Demand:
         found = [part.source.demand(part.batch, rl_steps, seed) for part in self.parts]
         count = max(len(demand.tables) for demand in found)
+        drawn = [(found[index], self.parts[index].batch) for index in self._by_what_is_asked()]
         tables = tuple(
             shuffled(
-                [demand.tables[number % len(demand.tables)] for demand in found],
-                [part.batch.prompts for part in self.parts],
+                [demand.tables[number % len(demand.tables)] for demand, _ in drawn],
+                [own.prompts for _, own in drawn],
                 batch,
                 np.random.default_rng(seed + number),
             )

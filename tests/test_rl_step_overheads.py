@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.parameters import parameters
 from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.training import training_update
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.overheads import (
     adapter_seconds,
+    engine_in_framework,
     reference_swap_s,
     scoring_in_framework_s,
     trainer_in_framework,
@@ -32,6 +34,12 @@ BATCH = Microbatches.of(4096.0, 4096.0**2, 4096.0, 4.0)
 def of_its_backend(framework: FrameworkCalibration) -> FrameworkCalibration:
     """The framework with the loss of its trainer backend."""
     return framework.model_copy(update={"training": framework.training.model_copy(update={"loss": None})})
+
+
+def test_what_a_framework_adds_a_request_is_shared_by_the_schedulers_of_a_replica() -> None:
+    cost = EngineStepCost(np.array([0.0]), np.zeros(1))
+    alone, shared = (engine_in_framework(cost, MEGATRON, (0.0, 1e-6), ranks) for ranks in (1.0, 8.0))
+    assert shared.host_per_request_s == pytest.approx(alone.host_per_request_s / 8.0) and alone.host_s == shared.host_s
 
 
 def test_adapters_served_unmerged_cost_every_product_of_an_engine_step_and_merged_ones_nothing() -> None:

@@ -71,7 +71,7 @@ def told_gain(row: Row, known: SpeculationCalibration) -> ToldGain:
     served, framework = served_of(row), framework_of(row)
     plain = engine_step_cost(served.arch, served.hw, served.engine, served.layout, gemm_dtype=served.gemm_dtype)
     if framework is not None:
-        plain = engine_in_framework(plain, framework)
+        plain = engine_in_framework(plain, framework, schedulers=float(np.max(served.replica.attention_data)))
     slots = slots_of(served.engine, framework)
     found, spread, assumed = [], 0.0, served.assumed
     for drafting in draftings_of(row):

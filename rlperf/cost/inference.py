@@ -28,7 +28,8 @@ def host_s(engine: EngineCalibration, hw: Hardware, arch: Architecture, running:
     """Scheduler, sampling, gaps and launches of one engine_step that kernels do not hide [s].
 
     `fixed_overhead_s` + per_request x running, and without CUDA graphs the launches of every layer, unless the engine
-    states what an eager kernel costs its host while the device works (`eager_s`).
+    states what an eager kernel costs its host while the device works (`eager_s`). ``running``: requests of one
+    scheduler; of copies of the attention each has its own (`Replica.scheduled`).
     """
     bare = not engine.cuda_graphs and engine.eager_call is None
     eager = engine.kernels_per_layer * arch.layers * hw.calibration.host.launch if bare else 0.0
@@ -100,7 +101,7 @@ def decode_step_s(
     engine, scale = replica.engine, replica.engine.overhead.kernel_scale
     device = total_in_engine(token_operators(replica, batch, batch), scale)
     device = device + total_in_engine(decode_operators(replica, running, kv_tokens), scale)
-    return host_s(engine, hw, arch, running) + np.maximum(device, eager_s(engine, arch))
+    return host_s(engine, hw, arch, replica.scheduled(running)) + np.maximum(device, eager_s(engine, arch))
 
 
 def prefill_s(
@@ -129,7 +130,7 @@ def prefill_s(
     device = device + total_in_engine(prefill_operators(replica, requests, q, k), scale)
     layers = np.interp(as_float(requests) * q, TOKEN_POINTS, uncaptured_layers(engine, arch))
     issued = np.maximum(eager_s(engine, arch), engine.overhead.uncaptured * layers)
-    return host_s(engine, hw, arch, requests) + np.maximum(device, issued)
+    return host_s(engine, hw, arch, replica.scheduled(requests)) + np.maximum(device, issued)
 
 
 @dataclass(frozen=True)
@@ -184,15 +185,15 @@ def decode_breakdown(
     batch = padded(engine, running)
     engine = replica.engine
     operators = token_operators(replica, batch, batch) + decode_operators(replica, running, kv_tokens)
-    return breakdown(operators, engine.overhead.kernel_scale, _host_of(engine, hw, arch, running, operators))
+    return breakdown(operators, engine.overhead.kernel_scale, _host_of(replica, running, operators))
 
 
-def _host_of(
-    engine: EngineCalibration, hw: Hardware, arch: Architecture, running: float, operators: list[Operator]
-) -> float:
+def _host_of(replica: Replica, running: float, operators: list[Operator]) -> float:
     """Host seconds beside the operators of one engine_step: its own, and what eager calls exceed the device by."""
+    engine, arch = replica.engine, replica.arch
     device = float(total_in_engine(operators, engine.overhead.kernel_scale))
-    return float(host_s(engine, hw, arch, running)) + max(eager_s(engine, arch) - device, 0.0)
+    own = float(host_s(engine, replica.hw, arch, replica.scheduled(running)))
+    return own + max(eager_s(engine, arch) - device, 0.0)
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,7 @@ def tabulated(
         linear_s=linear + _held_up_s(replica, scale, low, line),
         mixed_linear_s=np.maximum(linear, engine.overhead.uncaptured * uncaptured_layers(engine, arch)),
         host_s=float(host_s(engine, hw, arch, 0.0)) + float(heads[0]) - batch * head_each,
-        host_per_request_s=engine.overhead.per_request + head_each,
+        host_per_request_s=float(np.max(replica.scheduled(engine.overhead.per_request))) + head_each,
         decode_fixed_s=fixed,
         decode_per_request_s=per_request,
         decode_per_kv_token_s=per_kv,

@@ -137,6 +137,14 @@ class Replica:
         """Devices that share one output head: those of an attention copy, or all (`EngineCalibration.gathers_rows`)."""
         return self.tensor if self.engine.gathers_rows else self.attention_tensor
 
+    def scheduled(self, requests: Array) -> FloatArray:
+        """Of the replica's requests those of one scheduler: each copy of the attention has a process of its own.
+
+        vLLM runs an engine core a data-parallel rank (v1/engine/core.py, DPEngineCoreProc), SGLang a scheduler process
+        (0.5.6 managers/data_parallel_controller.py:431), TensorRT-LLM an executor.
+        """
+        return as_float(requests) / self.attention_data
+
     def kv_heads(self, arch: Architecture) -> FloatArray:
         """Key/value heads of a layer on one device; they are copied where there are fewer than devices."""
         return np.maximum(np.ceil(arch.kv_heads / self.attention_tensor), 1.0)

@@ -157,7 +157,8 @@ def _verification_s(cost: EngineStepCost, replica: Replica, running: FloatArray,
     if not (engine.cuda_graphs and engine.captures_prompts and engine.graph_buckets):
         return cost.linear((k + 1) * cost.padded(running))
     issued = engine.overhead.uncaptured * replica.arch.layers
-    return np.maximum(cost.linear(cost.padded(tokens)), np.where(tokens > engine.graph_buckets[-1], issued, 0.0))
+    uncaptured = replica.scheduled(tokens) > engine.graph_buckets[-1]
+    return np.maximum(cost.linear(cost.padded(tokens)), np.where(uncaptured, issued, 0.0))
 
 
 def _chosen(cost: EngineStepCost, every: Drafted, fewest: int, running: FloatArray, context: float) -> Drafted:

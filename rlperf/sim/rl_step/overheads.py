@@ -23,16 +23,19 @@ from rlperf.specs.trainer_calibration import EXPERT_TIMING, TrainerCalibration, 
 
 
 def engine_in_framework(
-    cost: EngineStepCost, framework: FrameworkCalibration, adapters: tuple[float, float] = (0.0, 0.0)
-) -> EngineStepCost:
+    cost: EngineStepCost, framework: FrameworkCalibration, adapters: tuple[float, float] = (0.0, 0.0),
+    schedulers: float = 1.0,
+) -> EngineStepCost:  # fmt: skip
     """The engine's cost with the host time that this framework's stack adds to every engine_step.
 
     ``adapters``: what unmerged adapters add per engine_step and per running request (`adapter_seconds`) [s]
+    ``schedulers``: of the replica, which share its requests: one a copy of the attention (`Replica.scheduled`) [1]
     """
+    each = framework.engine_host_per_request.value + adapters[1]
     return replace(
         cost,
         host_s=cost.host_s + framework.engine_host.value + adapters[0],
-        host_per_request_s=cost.host_per_request_s + framework.engine_host_per_request.value + adapters[1],
+        host_per_request_s=cost.host_per_request_s + each / schedulers,
     )
 
 

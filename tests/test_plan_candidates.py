@@ -49,6 +49,24 @@ def test_tensor_parallel_stays_in_the_domain_and_pipelines_leave_it() -> None:
     assert {row["tensor_parallel"] for row in rows if row["pipeline_parallel"] == 2} == {8}
 
 
+def test_a_degree_that_the_job_states_may_leave_the_domain() -> None:
+    """Llama-3.1-405B on two nodes with TP16, as Tulu 3 served it, was predicted and said not to fit."""
+    large = Shape(load_architecture("Llama-3.1-405B"), 16, 8, 2048)
+    layout, flags = rollout_layouts(large, _pool("rollout", tensor_parallel=(16,), attention_data_parallel=(1,)))
+    assert [row["tensor_parallel"] for row in _kept(layout, flags)] == [16]
+    layout, flags = rollout_layouts(large, _pool("rollout", attention_data_parallel=(1,)))
+    assert max(row["tensor_parallel"] for row in _kept(layout, flags)) == 8
+    megatron = load_trainer("megatron").capability
+    layout, flags = trainer_layouts(large, _pool(tensor_parallel=(16,)), megatron)
+    assert {row["tensor_parallel"] for row in _kept(layout, flags)} == {16}
+
+
+def test_ulysses_that_is_left_open_does_not_leave_the_domain_beside_a_stated_degree() -> None:
+    fsdp = load_trainer("fsdp2").capability
+    layout, flags = trainer_layouts(Shape(DENSE, 16, 8, 65536), _pool(tensor_parallel=(8,)), fsdp)
+    assert {row["ulysses"] for row in _kept(layout, flags)} == {1}
+
+
 def test_experts_go_over_the_whole_replica_or_nowhere() -> None:
     layout, flags = rollout_layouts(Shape(MOE, 8, 8, 1024), _pool("rollout"))
     assert {(row["tensor_parallel"], row["expert_parallel"]) for row in _kept(layout, flags)} >= {

@@ -92,7 +92,9 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
     """Layouts of rollout replicas on exactly ``shape.devices`` devices, and their `Reject` flags ``[candidates]``.
 
     Tensor parallel inside a scale-up domain, unless a domain cannot hold the weights: then a replica spans several, its
-    attention split over requests between them, or it is cut into a pipeline. Experts go over a whole stage or nowhere.
+    attention split over requests between them, or it is cut into a pipeline. A degree that the job states is given:
+    Llama-3.1-405B has been served on two nodes of H100 with TP16 (Tulu 3, arXiv 2411.15124), and NeMo-RL's recipe of
+    DeepSeek-V3 has TP32. Experts go over a whole stage or nowhere.
     """
     arch, choice = shape.architecture, pool.layout
     moe = arch.experts is not None
@@ -131,7 +133,8 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
         flags |= np.where(np.isin(data, dp), 0, int(Reject.DEVICES))
     flags |= np.where(heads_divide(arch, tp // adp, tp), 0, int(Reject.HEADS))
     flags |= np.where(pp > arch.layers, int(Reject.LAYERS), 0)
-    flags |= np.where(tp > shape.domain * adp, int(Reject.NODE), 0)
+    if not choice.tensor_parallel:
+        flags |= np.where(tp > shape.domain * adp, int(Reject.NODE), 0)
     cut = np.maximum(tp // ep, 1) if moe else np.ones_like(ep)  # of experts that are not spread
     flags |= _expert_flags(arch, ep, cut, tp)
     # A pipeline inside one domain only adds bubbles to what tensor parallelism already offers.
@@ -235,7 +238,8 @@ def trainer_flags(shape: Shape, choice: LayoutChoice, capability: Capability, la
     flags |= np.where(heads_divide(arch, tp * uly, tp), 0, int(Reject.HEADS))
     flags |= np.where(stages_divide(arch.layers, pp, vp), 0, int(Reject.LAYERS))
     flags |= np.where((vp > 1) & (pp == 1), int(Reject.LAYERS), 0)
-    flags |= np.where(tp * uly > shape.domain, int(Reject.NODE), 0)
+    given = (bool(choice.tensor_parallel) | (tp == 1)) & (bool(choice.ulysses) | (uly == 1))
+    flags |= np.where((tp * uly > shape.domain) & ~given, int(Reject.NODE), 0)
     flags |= np.where((uly > 1) & stack_of(arch).carries_state, int(Reject.STATE), 0)
     flags |= _expert_flags(arch, ep, etp, stage)
     flags |= np.where((layout.sequence_parallel == 1) & (tp == 1), int(Reject.FRAMEWORK), 0)

@@ -16,6 +16,18 @@ SGLANG_CHUNK = Unit(
     lambda value, run: -1 if run.rollout.chunked_prefill is False else value,
 )
 """``chunked_prefill_size``: tokens of an engine step's prompts; none: prompts are not cut (`sglang_prefill`)."""
+SGLANG_DISPATCH = Unit(
+    lambda value, _: "nccl" if value in (None, "none") else "deepep",
+    lambda value, _: "deepep" if value == "deepep" else None,
+    "mooncake, nixl, mori and flashinfer count as deepep",
+)
+"""``moe_a2a_backend``: kernels that bring a token to its experts alone; none: all are gathered."""
+VLLM_DISPATCH = Unit(
+    lambda value, _: "deepep" if str(value).startswith(("deepep", "pplx", "nixl", "mori", "flashinfer")) else "nccl",
+    lambda value, _: "deepep_low_latency" if value == "deepep" else None,
+    "pplx, nixl, mori and flashinfer count as deepep",
+)
+"""``all2all_backend``: likewise; vLLM gathers and scatters, unless another is named (config/parallel.py)."""
 MAX_PREFILL = 16384
 """SGLang's own ``max_prefill_tokens``: prompts together, where none is cut; a longer one goes alone."""
 
@@ -60,6 +72,11 @@ def newer_name(key: str) -> str | None:
 
 def _plain(name: str, engine: str | None) -> str:
     return name.removeprefix(f"{engine}-").replace("-", "_")
+
+
+def sglang_experts(run: Run) -> Mapping[str, Any]:
+    """SGLang spreads experts over the whole engine wherever it dispatches to them (0.5.6 server_args.py:1546)."""
+    return {"expert_parallel": run.rollout.tensor_parallel} if run.rollout.expert_dispatch == "deepep" else {}
 
 
 def sglang_prefill(flat: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:

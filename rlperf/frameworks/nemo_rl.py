@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_vllm, vllm_drafts, with_drafts
+from rlperf.frameworks.engine_arguments import VLLM_DISPATCH
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     DISTRIBUTED,
@@ -124,6 +125,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.async_engine", V + "async_engine"),
     field("rollout.max_running", K + "max_num_seqs", note="requests that a replica runs at once"),
     field("rollout.engine_token_budget", K + "max_num_batched_tokens", note="tokens per engine step"),
+    field("rollout.expert_dispatch", K + "all2all_backend", VLLM_DISPATCH, "how tokens reach experts"),
     field("rollout.speculation", K + "speculative_config.num_speculative_tokens", DRAFTS),
     field("rollout.draft_training", "policy.draft.enabled", note="the draft head is trained with the policy"),
     field("rollout.chunked_prefill", K + "enable_chunked_prefill"),

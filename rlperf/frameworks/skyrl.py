@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, vllm_drafts, with_drafts
+from rlperf.frameworks.engine_arguments import VLLM_DISPATCH
 from rlperf.frameworks.fields import (
     ETP,
     KV_DTYPE,
@@ -135,6 +136,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.prefix_caching", f"{E}enable_prefix_caching {OLD}enable_prefix_caching"),
     field("rollout.cuda_graphs", f"{E}enforce_eager {OLD}enforce_eager", NEGATED),
     field("rollout.rollout_dtype", f"{X}quantization {OLD}engine_init_kwargs.quantization", _QUANTIZED),
+    field("rollout.expert_dispatch", f"{X}all2all_backend {OLD}engine_init_kwargs.all2all_backend", VLLM_DISPATCH),
     field("rollout.kv_dtype", f"{X}kv_cache_dtype {OLD}engine_init_kwargs.kv_cache_dtype", _KV),
     field("rollout.speculation", f"{E}speculative_config.num_speculative_tokens", DRAFTS),
 )  # fmt: skip

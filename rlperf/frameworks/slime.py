@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, sglang_drafts, with_drafts
-from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, whole_prompts
+from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, SGLANG_DISPATCH, whole_prompts
 from rlperf.frameworks.fields import (
     DISTRIBUTED,
     FP8_FORMAT,
@@ -130,6 +130,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.attention_data_parallel", "sglang-dp-size"),
     field("rollout.attention_dp_enabled", "sglang-enable-dp-attention"),
     field("rollout.expert_parallel", "sglang-ep-size sglang-expert-parallel-size"),
+    field("rollout.expert_dispatch", "sglang-moe-a2a-backend", SGLANG_DISPATCH, "how tokens reach experts"),
     field("rollout.memory_fraction", "sglang-mem-fraction-static"),
     field("rollout.max_running", "sglang-max-running-requests", note="requests that an engine runs at once"),
     field("rollout.engine_token_budget", "sglang-chunked-prefill-size", SGLANG_CHUNK, "tokens per prefill chunk"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.drafting import read_sglang, sglang_running
-from rlperf.frameworks.engine_arguments import sglang_prefill
+from rlperf.frameworks.engine_arguments import sglang_experts, sglang_prefill
 from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.run import Run
 from rlperf.specs.modes import mode_of_staleness
@@ -98,6 +98,7 @@ def read_settings(run: Run, flat: Flat) -> Run:
     rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1), speculation=drafted, max_running=running)
     rollout = rollout.having(**sglang_prefill(flat, sglang_flag))
     rollout = rollout.having(rollout_dtype=rollout.rollout_dtype or served_dtype(_architecture_name(flat)))
+    rollout = rollout.having(**sglang_experts(replace(run, rollout=rollout)))
     steps = flat.get("num-steps-per-rollout")
     mini = -(-batch.prompts // int(steps)) if steps and batch.mini_batch is None else batch.mini_batch
     sampled = flat.get("over-sampling-batch-size") if flat.get("dynamic-sampling-filter-path") else None

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.drafting import DRAFTS, with_drafts
-from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
+from rlperf.frameworks.engine_arguments import (
+    SGLANG_CHUNK,
+    SGLANG_DISPATCH,
+    VLLM_DISPATCH,
+    sglang_experts,
+    sglang_prefill,
+    whole_prompts,
+)
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     COMPUTE_DTYPE,
@@ -209,6 +216,8 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.draft_training", M + "mtp.enable_train", note="the draft head is trained with the policy"),
     field("rollout.engine_token_budget", S + "chunked_prefill_size", SGLANG_CHUNK, "engine's own argument"),
     field("rollout.prefix_caching", S + "disable_radix_cache", NEGATED, "engine's own argument"),
+    field("rollout.expert_dispatch", V + "all2all_backend", VLLM_DISPATCH, "engine's own argument"),
+    field("rollout.expert_dispatch", S + "moe_a2a_backend", SGLANG_DISPATCH, "engine's own argument"),
     field("rollout.kv_dtype", V + "kv_cache_dtype", _KV, "engine's own argument"),
     field("rollout.kv_dtype", S + "kv_cache_dtype", _SGLANG_KV, "engine's own argument"),
     *(field(name, key, unit, "replaces verl's own", read_only=True) for name, key, unit in _REPLACES),
@@ -404,7 +413,8 @@ class Verl:
             batch=read_batch(flat, run.batch, whole=not at_least(target.version, "0.9")),
             trainer=with_old_keys(flat, run.trainer),
             rollout=run.rollout.having(
-                speculation=read_drafts(flat, run), **(sglang_prefill(flat, _sglang) if sglang else {})
+                speculation=read_drafts(flat, run),
+                **({**sglang_experts(run), **sglang_prefill(flat, _sglang)} if sglang else {}),
             ),
         )
         if target.version != GROUPED:

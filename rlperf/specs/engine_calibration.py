@@ -129,7 +129,9 @@ class EngineCalibration(Frozen):
     captures_prompts: bool = Field(False, description="graphs hold prompts too, up to the last bucket")
     fused_quantise: float = Field(0.0, ge=0, le=1, description="share of quantising passes fused into other kernels")
     router_passes: float = Field(5.0, ge=0.0, description="small kernels around the experts of a layer")
-    expert_dispatch: str = Field("nccl", description="how attention-data-parallel ranks reach experts: nccl or deepep")
+    expert_dispatch: Literal["nccl", "deepep"] = Field(
+        "nccl", description="how attention-data-parallel ranks reach experts; a pool's setting replaces it"
+    )
     kernels_per_layer: PositiveInt = Field(12, description="launches per layer from eager code")
     eager_call: Seconds | None = Field(
         None,

@@ -227,6 +227,10 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     chunked_prefill: Switch = _is("engine", "stated", True, "", "prompts share engine_steps with decoding requests")
     engine_token_budget: Count = _is("engine", "stated", 8192, "tokens", "per engine_step")
     cuda_graphs: bool | None = _is("engine", "stated", None, "", "of decoding engine_steps; default: the engine's")
+    expert_dispatch: str | None = _is(
+        "engine", "stated", None, "",
+        "how copies of the attention reach experts: nccl (all gather), deepep (all-to-all); default: the engine's",
+    )  # fmt: skip
     token_budget: OpenCount = _is(
         "trainer", "searched", None, "tokens", "per packed microbatch and replica in training"
     )
@@ -283,7 +287,11 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
 
 
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]
-SETTING_WORDS = {"optimizer": ("adam", "muon"), "router_replay": ("none", "R2", "R3")}
+SETTING_WORDS = {
+    "optimizer": ("adam", "muon"),
+    "router_replay": ("none", "R2", "R3"),
+    "expert_dispatch": ("nccl", "deepep"),
+}
 """Settings that are one of a few words."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.question.contradictions import contradictions, incapable, with_units
@@ -119,10 +119,13 @@ class Context:
 
     @cached_property
     def engine(self) -> EngineCalibration:
-        """The engine's profile as the job runs it: without CUDA graphs where the job says so."""
-        if self.job.pool("rollout").settings.cuda_graphs is False:
-            return self.engine_profile.model_copy(update={"cuda_graphs": False})
-        return self.engine_profile
+        """The engine's profile as the job runs it: without CUDA graphs, or with other kernels between experts."""
+        settings, changed = self.job.pool("rollout").settings, dict[str, Any]()
+        if settings.cuda_graphs is False:
+            changed["cuda_graphs"] = False
+        if settings.expert_dispatch:
+            changed["expert_dispatch"] = settings.expert_dispatch
+        return self.engine_profile.model_copy(update=changed) if changed else self.engine_profile
 
     @property
     def shape_notes(self) -> tuple[str, ...]:

@@ -98,10 +98,12 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
     """
     arch, choice = shape.architecture, pool.layout
     moe = arch.experts is not None
+    # SGLang spreads experts over a replica wherever it dispatches to them, and vLLM dispatches to spread ones alone
+    whole = [1] if pool.settings.expert_dispatch == "deepep" else [0, 1]
     columns = _grid(
         tensor_parallel=_axis(choice.tensor_parallel, divisors(shape.devices, shape.engine_reach)),
         pipeline_parallel=_axis(choice.pipeline_parallel, [p for p in (1, 2, 4) if shape.devices % p == 0]),
-        expert_whole=[0, 1] if moe and not choice.expert_parallel else [0],
+        expert_whole=whole if moe and not choice.expert_parallel else [0],
         expert_parallel=_axis(choice.expert_parallel, [1]),
         # the latent cache of MLA is copied to every tensor-parallel device, so engines split requests instead, to the
         # last device or to a few, on which the heads of a request are computed faster

@@ -146,6 +146,9 @@ def test_the_header_of_an_exported_plan_names_its_cluster(tmp_path: Path) -> Non
     assert _configuration(config, _job(write(tmp_path, "other"), None), None, "math").taken == (
         "cluster dgx_a100, as its header says",
     )
+    # what people run, and so audit, is the script beside it: its plan for B200 was out of memory on H100 with 99 %
+    (tmp_path / "config.sh").write_text(plan_texts(plan)["config.sh"])
+    assert job_of_config(import_config([tmp_path / "config.sh"])).cluster == "dgx_a100"
     config.write_text(text.replace("for dgx_a100:", "for nobody_knows:"))
     assert assumed_lines(import_config([config]), None, "math") == ["assumed: cluster dgx_h100"]
 

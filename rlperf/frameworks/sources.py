@@ -120,17 +120,21 @@ def read_source(paths: Sequence[Path | str]) -> Source:
 
 def _read_one(path: Path, gathered: _Gathered) -> None:
     text = read_text(path)
-    if planned := PLANNED_FOR.search(text):
-        gathered.planned_for, gathered.planned_lengths = planned[1], planned[2] or ""
+    _read_planned(text, gathered)
     if path.suffix in (".yaml", ".yml", ".json"):
         _read_header(text, path, gathered)
-        _read_yaml(parse_document(text, str(path)), path, gathered)
+        _read_yaml(text, path, gathered)
     elif path.suffix == ".py":
         _read_program(text, path, gathered)
     elif path.suffix in (".sh", ".bash") or text.startswith("#!"):
         _read_commands(text, path, gathered)
     else:
         _read_arguments(text, path, gathered)
+
+
+def _read_planned(text: str, gathered: _Gathered) -> None:
+    if planned := PLANNED_FOR.search(text):
+        gathered.planned_for, gathered.planned_lengths = planned[1], planned[2] or ""
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------
@@ -140,8 +144,9 @@ _LAUNCHED = frozenset({"compute_environment", "distributed_type"})
 """Keys that only a config of accelerate has."""
 
 
-def _read_yaml(document: Document, path: Path, gathered: _Gathered, depth: int = 0) -> None:
+def _read_yaml(text: str, path: Path, gathered: _Gathered, depth: int = 0) -> None:
     """A YAML file after its bases (hydra's ``defaults`` list, NeMo-RL's ``defaults: parent.yaml``)."""
+    document = parse_document(text, str(path))
     data = document.data
     if not isinstance(data, dict):
         raise SpecError(Problem(f"holds a {type(data).__name__} where a mapping of keys is due", str(path), 1))
@@ -152,6 +157,7 @@ def _read_yaml(document: Document, path: Path, gathered: _Gathered, depth: int =
         return
     for base in _bases(data.get("defaults")):
         _read_base(base, path, document, gathered, depth)
+    _read_planned(text, gathered)
     flat = flatten({name: value for name, value in data.items() if name not in ("defaults", "hydra")})
     for key in [key for key in flat if key.endswith("._override_")]:
         # NeMo-RL's ``_override_: true``: the section replaces the parent's instead of joining it.
@@ -182,7 +188,7 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
     target = Path(text) if Path(text).is_absolute() else path.parent / text
     for candidate in (target, target.with_name(target.name + ".yaml")):
         if is_file(candidate):
-            _read_yaml(parse_document(read_text(candidate), str(candidate)), candidate, gathered, depth + 1)
+            _read_yaml(read_text(candidate), candidate, gathered, depth + 1)
             return
     gathered.bases.append(Path(text).stem if text.endswith((".yaml", ".yml")) else text)
 
@@ -385,7 +391,7 @@ def _read_named(option: str, value: str, path: Path, gathered: _Gathered) -> Non
     inside = path.parent / gathered.configurations / name
     for candidate in (Path(name), path.parent / name, inside, path.parent / Path(name).name):
         if is_file(candidate):
-            _read_yaml(parse_document(read_text(candidate), str(candidate)), candidate, gathered)
+            _read_yaml(read_text(candidate), candidate, gathered)
             return
     gathered.bases.append(Path(value).stem if value.endswith((".yaml", ".yml")) else value)
 

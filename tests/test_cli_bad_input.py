@@ -319,6 +319,8 @@ def test_advice_to_colocate_is_for_those_who_do_not(mode: str, advised: bool) ->
     build.add(0, 0.0, 1.0)
     advice = advice_for("weight_sync", 1.0, shares_devices=build.freeze().shares_devices)
     assert any(each.knob == "colocate" for each in advice) == advised
+    (untold,) = (each.action for each in advice_for("weight_sync", 1.0, shares_devices=None) if each.knob == "colocate")
+    assert untold.startswith("unless they take turns already")
 
 
 def test_a_closed_output_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,17 +108,20 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-KNOBS_APART: dict[str, tuple[tuple[str, str], ...]] = {
-    "weight_sync": (("colocate", "rollout and trainer on the same devices: weights need not cross the network"),),
-}
+_COLOCATE = "rollout and trainer on the same devices: weights need not cross the network"
+KNOBS_APART: dict[str, tuple[tuple[str, str], ...]] = {"weight_sync": (("colocate", _COLOCATE),)}
 """The same where rollout and trainer have devices of their own."""
+KNOBS_UNTOLD: dict[str, tuple[tuple[str, str], ...]] = {
+    "weight_sync": (("colocate", f"unless they take turns already, {_COLOCATE}"),)
+}
+"""The same where nothing tells whether they have: logs do not."""
 
 
-def advice_for(kind: str, gain_s: float, *, shares_devices: bool = False) -> tuple[Advice, ...]:
-    """Knobs of a cause, with the what-if as the most that they can win.
+def advice_for(kind: str, gain_s: float, *, shares_devices: bool | None = False) -> tuple[Advice, ...]:
+    """Knobs of a cause, with the what-if as the most that they can win; ``shares_devices``: None where untold.
 
     >>> [advice.knob for advice in advice_for("weight_sync", 1.0, shares_devices=True)]
     ['weight_sync']
     """
-    knobs = KNOBS.get(kind, ()) + (() if shares_devices else KNOBS_APART.get(kind, ()))
-    return tuple(Advice(knob, action, gain_s) for knob, action in knobs)
+    own = KNOBS_UNTOLD if shares_devices is None else {} if shares_devices else KNOBS_APART
+    return tuple(Advice(knob, action, gain_s) for knob, action in (*KNOBS.get(kind, ()), *own.get(kind, ())))

@@ -146,9 +146,9 @@ class PerformanceGraph:
     warmup: int = 0
 
     @property
-    def shares_devices(self) -> bool:
-        """Whether every rank both rolls out and trains, as far as the graph says."""
-        return self.pools[:1] in (("rank",), ("shared",))
+    def shares_devices(self) -> bool | None:
+        """Whether every rank both rolls out and trains; None where stages of a whole run do not tell."""
+        return None if self.pools == ("run",) else self.pools[:1] in (("rank",), ("shared",))
 
     @property
     def vertices(self) -> int:

@@ -46,7 +46,7 @@ class PredictedSteps:
     before : activities and seconds between rollout and training, in order [s] ``[rl_steps]`` each
     training : activities of the trainer and their seconds, in order [s] ``[rl_steps]`` each
     weight_sync_s, fixed_s : [s] ``[rl_steps]``
-    mode : name of the execution mode
+    mode, form : name of the execution mode, and how rl_steps wait for each other in it as its framework takes weights
     steady_s : rollout seconds per batch where the engines are refilled, what a weight sync takes from them included
         but for its own seconds, which follow: some of these pass beside them [s]
     group_s, chunks : of a streamed rl_step: from the start of a group to its last response [s] ``[rl_steps]``, and the
@@ -63,6 +63,7 @@ class PredictedSteps:
     weight_sync_s: FloatArray
     fixed_s: FloatArray
     mode: str
+    form: Form
     steady_s: float
     devices: int
     group_s: FloatArray
@@ -97,6 +98,7 @@ class PredictedSteps:
             weight_sync_s=seconds.weight_sync_s,
             fixed_s=seconds.other_s,
             mode=evaluation.configuration.mode,
+            form=Form(int(execution_in(evaluation).form)),
             steady_s=_refilled_s(evaluation),
             devices=evaluation.configuration.devices,
             group_s=evaluation.rollout.group_s,
@@ -114,7 +116,7 @@ class PredictedSteps:
     @property
     def flows(self) -> bool:
         """Whether batches flow into each other, so that no rollout of one batch can be told apart."""
-        return self.traits.form is Form.REFILLED
+        return self.form is Form.REFILLED
 
     @property
     def whole(self) -> bool:
@@ -256,6 +258,8 @@ def explain_prediction(
             cause = simulated(cause, found.rl_step_s - _REMOVED[cause.kind](steps).graph().rl_step_s(), found.rl_step_s)
         # a prediction has nothing that broke: what stands out in it is what the configuration pays
         advices = (_further(a) if ahead and cause.kind in _LONG else a for a in cause.advice)
+        # on shared devices nothing would run beside the rollout any more, which its seconds do not count
+        advices = (a for a in advices if not (ahead and a.knob == "colocate"))
         turned = (better(advice) for advice in advices)
         # a knob that was turned and won nothing is no advice
         least = NO_GAIN * found.rl_step_s

@@ -146,3 +146,15 @@ def test_what_tasks_share_has_engines_of_one_and_the_trainer_of_another() -> Non
     assert len(arrangements(opened)) == 1
     assert opened.objective <= pinned.objective * (1 + 1e-3)
     assert opened.phases[0].pool("rollout").settings.max_running >= 128
+
+
+@pytest.mark.slow
+def test_what_the_judge_makes_of_one_task_is_a_choice_of_the_others() -> None:
+    """A larger cache was judged for math alone: with memory_fraction open one layout for both took 3.6 % more."""
+    math = {**LONG, "max_prompt_tokens": 2048, "mini_batch": 64, "group_size": 8}
+    search = {**math, "name": "search", "workload": "searching", "prompts_per_step": 32, "mini_batch": 32}
+    pinned = {"role": "rollout", "settings": {"memory_fraction": 0.8}}
+    asked = {"cluster": "dgx_a100", "framework": "verl", "tasks": [math, search], "trainer_backends": ["fsdp2"]}
+    opened, stated = (plan_job(job(**asked, pools=pools)) for pools in ([], [pinned]))
+    assert len(arrangements(opened)) == 1
+    assert opened.objective <= stated.objective * (1 + 1e-3)

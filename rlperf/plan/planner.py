@@ -17,6 +17,7 @@ from rlperf.plan.answer.run_cost import Stretch, run_totals
 from rlperf.plan.answer.sensitivity import sensitivities, with_values
 from rlperf.plan.judge.decisions import Decision, decide
 from rlperf.plan.judge.handovers import change_s, changes_of, handovers_of, per_second
+from rlperf.plan.judge.shared import shared_by_all
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.formulation import Program, Slot, value_of
@@ -51,7 +52,7 @@ def plan_job(
     Plan; its objective and bound are those of the judged program.
     """
     tell = report or quiet
-    decisions = _with_room(context, decide(context, facts, tell))
+    decisions = _with_room(context, shared_by_all(context, facts, decide(context, facts, tell)))
     tell(0.9, "solving")
     program = program_of(context, decisions, facts)
     solution, static = solve(program), _static(program)

@@ -18,6 +18,7 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.answer.explain import differences
 from rlperf.plan.judge.decisions import decide_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.shared import shared_by_all
 from rlperf.plan.judge.stage_factors import Errors, StageFactor, scaled_steps, stage_factors
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.demand import LengthSource, as_batch
@@ -243,7 +244,7 @@ def _choices(
         reads = facts is None or each.checkpoint(facts) == running.checkpoint(facts)
         return reads and not _same(each, running)
 
-    for decision in decide_groups(context, task, facts, groups):
+    for decision in shared_by_all(context, facts, decide_groups(context, task, facts, groups)):
         demand = task.source.demand(running.batch, decision.rl_steps, context.job.seed)
         others = [each for each in decision.evaluations if other(each.configuration)]
         found.append((judge.evaluate(demand, running), *others))

@@ -8,7 +8,7 @@ demand and are judged once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -191,7 +191,7 @@ def _judged_task(
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
         first = screenings[group].found
         evaluations = _within_limits(context, first, judged[group])
-        value = np.array([judged_objective(context, e) for e in evaluations])
+        value, objective = _valued(context, evaluations)
         found.append(
             Decision(
                 name=f"{start + index}",
@@ -200,7 +200,7 @@ def _judged_task(
                 screened=first,
                 evaluations=evaluations,
                 value=value,
-                objective=value + _price(context, evaluations, value),
+                objective=objective,
                 first=[e.configuration for e in evaluations].index(first.configurations[0]),
                 previous=start + index - 1 if index else None,
             )
@@ -208,19 +208,33 @@ def _judged_task(
     return found
 
 
+def with_more(context: Context, decision: Decision, more: Sequence[Evaluation]) -> Decision:
+    """The decision with more judged columns behind its own."""
+    evaluations = (*decision.evaluations, *more)
+    value, objective = _valued(context, evaluations)
+    return replace(decision, evaluations=evaluations, value=value, objective=objective)
+
+
+def _valued(context: Context, evaluations: Sequence[Evaluation]) -> tuple[FloatArray, FloatArray]:
+    """Objective of judged candidates, and the same with the price of leaving the beaten path."""
+    value = np.array([judged_objective(context, each) for each in evaluations])
+    return value, value + _price(context, evaluations, value)
+
+
 def _within_limits(
     context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
 ) -> tuple[Evaluation, ...]:  # fmt: skip
     """Without other groups' finalists whose rl_step takes longer or costs more here than the job allows."""
-    limits, own = context.job.limits, set(screened.configurations)
+    own = set(screened.configurations)
+    return tuple(one for one in evaluations if one.configuration in own or keeps_limits(context, one))
 
-    def over(one: Evaluation) -> bool:
-        usd = one.rl_step_s * (usage_of(context, one.configuration).usd_per_s or 0.0)
-        return (limits.step is not None and one.rl_step_s > limits.step) or (
-            limits.usd_per_step is not None and usd > limits.usd_per_step
-        )
 
-    return tuple(one for one in evaluations if one.configuration in own or not over(one))
+def keeps_limits(context: Context, one: Evaluation) -> bool:
+    """Whether an rl_step takes and costs no more than the job allows."""
+    limits = context.job.limits
+    usd = one.rl_step_s * (usage_of(context, one.configuration).usd_per_s or 0.0)
+    in_time = limits.step is None or one.rl_step_s <= limits.step
+    return in_time and (limits.usd_per_step is None or usd <= limits.usd_per_step)
 
 
 def _price(context: Context, evaluations: Sequence[Evaluation], value: FloatArray) -> FloatArray:
@@ -286,8 +300,7 @@ def _evaluations(
 
 def _ranked(context: Context, evaluations: tuple[Evaluation, ...]) -> list[tuple[Evaluation, float]]:
     """Evaluations with their objective, the price of leaving the beaten path in it; the best first."""
-    value = np.array([judged_objective(context, e) for e in evaluations])
-    priced = value + _price(context, evaluations, value)
+    _, priced = _valued(context, evaluations)
     return [(evaluations[index], float(priced[index])) for index in np.argsort(priced, kind="stable")]
 
 

@@ -48,7 +48,7 @@ class Screening:
     ) -> tuple[Configuration, float] | None:
         """The task under the arrangement of another one's configuration, and what it takes; None: it does not run.
 
-        ``pinned`` : the job with that configuration's values stated (`_pinned_to`)
+        ``pinned`` : the job with that configuration's values stated (`pinned_to`)
         """
         if like.arrangement in self.known:
             return self.known[like.arrangement]
@@ -73,7 +73,7 @@ def common_layouts(
     shared = [key for key in first.known if all(key in one.known for one in others)]
     asked |= {key: first.known[key][0] for key in shared}
     asked |= {each.arrangement: each for each in _crossed(slowest)}
-    likes = [(like, _pinned_to(context, like)) for like in asked.values()]
+    likes = [(like, pinned_to(context, like)) for like in asked.values()]
     pieces = {one.task.task.name: one for one in screenings}
     under_each = over_cores(partial(_under_each, facts=facts, likes=likes), pieces, tell, each=PART)
     made: list[tuple[float, tuple[Configuration, ...]]] = []
@@ -85,7 +85,7 @@ def common_layouts(
     return [configurations for _, configurations in made[:COMMON]]
 
 
-def _pinned_to(context: Context, like: Configuration) -> Context:
+def pinned_to(context: Context, like: Configuration) -> Context:
     """The job with every value of a configuration stated, as its files say it in the configuration's mode."""
     changes = {"pools": tuple(pool.pinned() for pool in like.pools), "modes": (like.mode,)}
     pinned = replace(context, job=context.job.model_copy(update=changes))

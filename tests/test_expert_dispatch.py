@@ -10,6 +10,7 @@ import pytest
 from rlperf import plan_job, predict_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import Target
+from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.readback import read_back
@@ -46,6 +47,24 @@ def test_where_tokens_are_dispatched_experts_are_spread() -> None:
     assert any("expert_parallel 64" in each for each in left.assumed)
 
 
+def test_trainers_send_a_token_once_where_the_job_says_so() -> None:
+    """slime's and verl's recipes of large models train with DeepEP, and were predicted with a copy per expert."""
+
+    def asked(dispatch: str | None) -> tuple[float, float]:
+        settings = {"backend": "megatron"} | ({"expert_dispatch": dispatch} if dispatch else {})
+        layout = {"tensor_parallel": 4, "pipeline_parallel": 4, "expert_parallel": 16, "context_parallel": 1}
+        pools = [{"role": "trainer", "layout": layout, "settings": settings}]
+        task = {"name": "math", "workload": "math", "prompts_per_step": 128, "max_response_tokens": 8192}
+        found = predict_job(
+            architecture="Qwen3-235B-A22B", cluster="dgx_h100", nodes=16, framework="slime", tasks=[task], pools=pools
+        ).stages_s
+        return found.training, found.scoring
+
+    usual, copies, once = asked(None), asked("nccl"), asked("deepep")
+    assert usual == copies
+    assert all(0.6 < few / many < 0.99 for few, many in zip(once, copies, strict=True))
+
+
 FILES = [
     ("slime", "sglang", "megatron", "sglang-moe-a2a-backend", "deepep"),
     ("miles", "sglang", "megatron", "sglang-moe-a2a-backend", "deepep"),
@@ -74,6 +93,46 @@ def test_files_say_it_and_read_back_so(framework: str, engine: str, trainer: str
         files = adapter.render(adapter.emit(adapter.adapt(run, version)[0], target), "config", [])
         assert any(key in text and word in text for text in files.values()) == (dispatch == "deepep")
         assert (read_back(files, adapter, version).rollout.expert_dispatch or "nccl") == dispatch
+
+
+def test_what_every_framework_does_anyway_is_no_loss_in_its_files() -> None:
+    plan = plan_job(
+        architecture="Qwen3-30B-A3B", cluster="dgx_h100", framework="verl", trainer_backends=["megatron"],
+        tasks=[{"name": "math", "workload": "math", "prompts_per_step": 64, "max_response_tokens": 4096}],
+        pools=[{"role": role, "settings": {"expert_dispatch": "nccl"}} for role in ("rollout", "trainer")],
+    )  # fmt: skip
+    assert "expert_dispatch" not in plan_texts(plan, "verl")["EXPORT.md"]
+
+
+TRAINED = [
+    ("slime", "sglang", "moe-token-dispatcher-type"),
+    ("miles", "sglang", "moe-token-dispatcher-type"),
+    ("verl", "vllm", "moe_token_dispatcher_type"),
+    ("nemo_rl", "vllm", "moe_token_dispatcher_type"),
+    ("skyrl", "vllm", "moe_token_dispatcher_type"),
+    ("areal", "sglang", "moe_token_dispatcher_type"),
+]
+
+
+@pytest.mark.parametrize(("framework", "engine", "key"), TRAINED)
+def test_files_say_it_of_trainers(framework: str, engine: str, key: str) -> None:
+    adapter, version = adapter_of(framework), key_table(framework).versions[-1]
+    for dispatch in ("deepep", "nccl"):
+        run = Run(
+            architecture="Qwen3-30B-A3B",
+            trainer=TrainerRun(
+                backend="megatron", devices=8, token_budget=8192, expert_parallel=8, expert_dispatch=dispatch
+            ),
+            rollout=RolloutRun(backend=engine, devices=8, tensor_parallel=2),
+            devices=8,
+            batch=BatchFacts(prompts_per_step=32, group_size=8, max_prompt_tokens=1024, max_response_tokens=4096),
+        ).completed()
+        target = Target(key_table(framework), version, "megatron")
+        files = adapter.render(adapter.emit(adapter.adapt(run, version)[0], target), "config", [])
+        lines = [line for text in files.values() for line in text.splitlines() if key in line]
+        assert any("flex" in line for line in lines) == (dispatch == "deepep"), lines
+        assert not (dispatch == "deepep" and any("alltoall" in line for line in lines))
+        assert (read_back(files, adapter, version).trainer.expert_dispatch or "nccl") == dispatch
 
 
 def test_sglang_spreads_experts_over_the_engine_that_dispatches_to_them(tmp_path: Path) -> None:

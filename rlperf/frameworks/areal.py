@@ -19,7 +19,9 @@ from rlperf.frameworks.areal_trained import adapters, in_eight_bits
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
     COMPUTE_DTYPE,
+    DEEPEP,
     ENGINE_DTYPE,
+    FLEX,
     MANDATORY,
     NEGATED,
     RECOMPUTE,
@@ -69,6 +71,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.checkpointing", "actor.gradient_checkpointing"),
     field("trainer.compute_dtype", "actor.dtype", COMPUTE_DTYPE),
     field("trainer.chunked_loss", "actor.megatron.enable_chunked_logits", backend="megatron"),
+    field("trainer.expert_dispatch", "actor.megatron.moe_enable_deepep", DEEPEP, backend="megatron"),
+    field("trainer.expert_dispatch", "actor.megatron.moe_token_dispatcher_type", FLEX, backend="megatron"),
     field("trainer.router_replay", "rollout.return_routed_experts", replay_as("R3"), "R3: experts of the rollout"),
     field("trainer.turn_samples", _EXPORTS, _STYLE, "every turn is a sample, or a trajectory"),
     field("trainer.shared_prefix", "actor.enable_tree_training", note="a trie of the sequences, flex attention"),

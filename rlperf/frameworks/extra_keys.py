@@ -65,6 +65,11 @@ _STAGES = tuple(
     for role in ("actor", "ref")
     for end in ("first", "last")
 )  # fmt: skip
+_DISPATCH = tuple(
+    (f"actor_rollout_ref.{role}.megatron.override_transformer_config.{name}", "null", "0.5-", "megatron", kind)
+    for role in ("actor", "ref")
+    for name, kind in (("moe_enable_deepep", "bool"), ("moe_token_dispatcher_type", "str:allgather|alltoall|flex"))
+)
 # Any field of Megatron's OptimizerConfig is legal here (verl/utils/megatron/optimizer.py init_megatron_optim_config).
 _HOST_OPTIMIZER = tuple(
     (f"actor_rollout_ref.actor.optim.override_optimizer_config.{name}", "null", "0.6-", "megatron", kind)
@@ -85,6 +90,7 @@ _VERL_091: tuple[Entry, ...] = (
 )  # fmt: skip
 EXTRA_KEYS["verl"] = (
     _STAGES
+    + _DISPATCH
     + _VERL_091
     + _HOST_OPTIMIZER
     + tuple((key, json.dumps(default), span, "", kind) for key, default, span, kind in (*_VERL_ASYNC, *_VERL_DAPO))

@@ -139,6 +139,15 @@ def one_as(nothing: Value) -> Unit:
     )
 
 
+DEEPEP = Unit(
+    lambda value, run: "deepep" if value else run.trainer.expert_dispatch,
+    lambda value, _: value == "deepep",
+)
+FLEX = Unit(
+    lambda value, run: "deepep" if value == "flex" else run.trainer.expert_dispatch,
+    lambda value, _: "flex" if value == "deepep" else "alltoall",
+)
+"""Megatron's two keys for DeepEP: the dispatcher that it is a backend of, and (needed before 0.15) DeepEP itself."""
 OPTIMIZER = Unit(lambda value, _: "muon" if "muon" in str(value).lower() else "adam", _same)
 """Muon in any of its variants; whatever else is there moves what Adam moves."""
 

@@ -14,7 +14,9 @@ from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_vllm, vllm_draf
 from rlperf.frameworks.engine_arguments import VLLM_DISPATCH
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
+    DEEPEP,
     DISTRIBUTED,
+    FLEX,
     KV_DTYPE,
     NEGATED,
     SAMPLES,
@@ -108,6 +110,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.checkpointing", G + "activation_checkpointing", backend="megatron"),
     field("trainer.granularity", G + "recompute_granularity", backend="megatron"),
     field("trainer.offload_optimizer", G + "optimizer.optimizer_cpu_offload", backend="megatron"),
+    field("trainer.expert_dispatch", G + "moe_enable_deepep", DEEPEP, backend="megatron"),
+    field("trainer.expert_dispatch", G + "moe_token_dispatcher_type", FLEX, backend="megatron"),
     field("trainer.first_stage_layers", G + "num_layers_in_first_pipeline_stage", backend="megatron"),
     field("trainer.last_stage_layers", G + "num_layers_in_last_pipeline_stage", backend="megatron"),
     field("trainer.packing", P + "sequence_packing.enabled", note="sequences packed without padding"),

@@ -15,8 +15,9 @@ from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.plan import Phase
 from rlperf.specs.pool import ATTRIBUTES, TOLD, of_role
 
-USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True}
-"""What runs where neither a key nor the facts of a framework say otherwise; CUDA graphs are on in every engine."""
+USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True, "expert_dispatch": "nccl"}
+"""What runs where neither a key nor the facts of a framework say otherwise; CUDA graphs are on in every engine, and
+experts are dispatched to by nobody that is not told to."""
 _OF_THE_RUN = (
     *map(ref, ("run.reference", "run.old_policy", "run.mode", "run.critic_devices")),
     *map(ref, ("batch.prompts_per_step", "batch.group_size", "batch.mini_batch", "batch.over_provision")),

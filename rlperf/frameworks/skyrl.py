@@ -14,7 +14,9 @@ from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, vllm_drafts, with_drafts
 from rlperf.frameworks.engine_arguments import VLLM_DISPATCH
 from rlperf.frameworks.fields import (
+    DEEPEP,
     ETP,
+    FLEX,
     KV_DTYPE,
     LORA_RANK,
     NEGATED,
@@ -113,6 +115,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.expert_parallel", G + "expert_model_parallel_size", backend="megatron"),
     field("trainer.expert_tensor_parallel", G + "expert_tensor_parallel_size", note=ETP, backend="megatron"),
     field("trainer.offload_optimizer", H + "optimizer_cpu_offload", note="updated on the host", backend="megatron"),
+    field("trainer.expert_dispatch", K + "moe_enable_deepep", DEEPEP, backend="megatron"),
+    field("trainer.expert_dispatch", G + "moe_token_dispatcher_type", FLEX, backend="megatron"),
     field("trainer.router_replay", G + "moe_enable_routing_replay", replay_as("R3"), "R3: experts of the rollout",
           backend="megatron"),
     field("trainer.turn_samples", _STEPS, _WISE, "every turn is a sample"),

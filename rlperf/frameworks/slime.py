@@ -16,7 +16,9 @@ from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, sglang_drafts, with_drafts
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, SGLANG_DISPATCH, whole_prompts
 from rlperf.frameworks.fields import (
+    DEEPEP,
     DISTRIBUTED,
+    FLEX,
     FP8_FORMAT,
     FP8_RECIPE,
     NEGATED,
@@ -125,6 +127,8 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.compute_dtype", "fp8-recipe", FP8_RECIPE, "scales of blocks"),
     field("trainer.router_replay", "use-routing-replay", replay_as("R2"), "R2: experts of the old policy's pass"),
     field("trainer.router_replay", "use-rollout-routing-replay", replay_as("R3"), "R3: those of the rollout"),
+    field("trainer.expert_dispatch", "moe-enable-deepep", DEEPEP, "how tokens reach experts"),
+    field("trainer.expert_dispatch", "moe-token-dispatcher-type", FLEX, "how tokens reach experts"),
     field("rollout.replica", "rollout-num-gpus-per-engine", note="GPUs of one engine: TP x PP"),
     field("rollout.pipeline_parallel", "sglang-pp-size sglang-pipeline-parallel-size", one_as(1)),
     field("rollout.attention_data_parallel", "sglang-dp-size"),

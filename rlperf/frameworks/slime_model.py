@@ -50,10 +50,10 @@ def model_flags(run: Run) -> list[Setting]:
         Setting("vocab-size", arch.vocab),
         Setting("untie-embeddings-and-output-weights", not arch.tied_embeddings),
     ]
-    return [*settings, *_experts(arch)]
+    return [*settings, *_experts(arch, run)]
 
 
-def _experts(arch: Architecture) -> list[Setting]:
+def _experts(arch: Architecture, run: Run) -> list[Setting]:
     if arch.experts is None:
         return []
     return [
@@ -61,7 +61,7 @@ def _experts(arch: Architecture) -> list[Setting]:
         Setting("moe-router-topk", arch.experts.active),
         Setting("moe-ffn-hidden-size", arch.experts.hidden),
         Setting("moe-router-score-function", "softmax"),
-        Setting("moe-token-dispatcher-type", "alltoall"),
+        *([] if run.trainer.expert_dispatch else [Setting("moe-token-dispatcher-type", "alltoall")]),
         Setting("moe-router-dtype", "fp32"),
         Setting("moe-grouped-gemm", True),
         Setting("moe-permute-fusion", True),

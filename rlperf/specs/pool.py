@@ -228,8 +228,9 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
     engine_token_budget: Count = _is("engine", "stated", 8192, "tokens", "per engine_step")
     cuda_graphs: bool | None = _is("engine", "stated", None, "", "of decoding engine_steps; default: the engine's")
     expert_dispatch: str | None = _is(
-        "engine", "stated", None, "",
-        "how copies of the attention reach experts: nccl (all gather), deepep (all-to-all); default: the engine's",
+        "both", "stated", None, "",
+        "how tokens reach experts: nccl (engines gather all of them, trainers send a copy per expert), deepep (once "
+        "to a device); default: the engine's, the framework's",
     )  # fmt: skip
     token_budget: OpenCount = _is(
         "trainer", "searched", None, "tokens", "per packed microbatch and replica in training"

@@ -6,8 +6,9 @@ optimizer update, for one (`rlperf.sim.rl_step.cuts`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -37,6 +38,8 @@ from rlperf.sim.rl_step.overheads import (
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
+from rlperf.specs.trainer_calibration import TrainerCalibration
+from rlperf.specs.trainer_switches import Switches
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +136,18 @@ def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings
     return UpdateOptions(
         settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
         attention_kernel=kernel, whole_gradients=holds_gradients_whole(stack.framework, settings),
-        frozen_tower=settings.freeze_vision,
+        frozen_tower=settings.freeze_vision, switches=_switches(stack.calibration, settings),
     )  # fmt: skip
+
+
+_DISPATCHERS: Mapping[str, Literal["alltoall", "deepep"]] = {"nccl": "alltoall", "deepep": "deepep"}
+
+
+def _switches(trainer: TrainerCalibration, settings: Settings) -> Switches | None:
+    """How the trainer runs, where its settings say more than its backend and framework do."""
+    if not settings.expert_dispatch:
+        return None
+    return trainer.switches.changed(Switches(dispatcher=_DISPATCHERS[settings.expert_dispatch]))
 
 
 def scored_once(

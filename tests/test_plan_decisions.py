@@ -18,7 +18,9 @@ from rlperf.plan.answer.plan import Plan
 from rlperf.plan.judge import decisions
 from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.judge.finalists import finalists_of
 from rlperf.plan.question.context import resolve
+from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import relaxations
 from rlperf.plan.search.screen import screen
 from rlperf.plan.search.splits import splits
@@ -123,6 +125,28 @@ def test_concurrent_tasks_take_at_most_the_cluster() -> None:
     shared = plan_job(job(nodes=2, tasks=tasks, sharing="devices", **FEW))
     assert sum(phase.pool("trainer").devices for phase in shared.phases) <= 16
     assert {phase.tasks for phase in shared.phases} == {("math",), ("short",)}
+
+
+@pytest.mark.parametrize(("engine", "modes"), [({"kv_dtype": ["bf16", "fp8"]}, ["colocated"]),
+                                               ({}, ["colocated", "one_step_off"])])  # fmt: skip
+def test_what_is_open_takes_no_place_among_the_finalists_of_tasks_that_run_at_once(
+    engine: dict[str, list[str]], modes: list[str]
+) -> None:
+    """An open 8-bit cache halved the trainers that were judged of every number of devices: 0.5 % (20B on 40 MI300X)."""
+    tasks = [TASK, {**TASK, "name": "short", "max_response_tokens": 512}]
+
+    def finalists(settings: dict[str, object], modes: list[str]) -> set[Configuration]:
+        pools = [{"role": "rollout", "settings": settings}, trainer(1, 2)]
+        asked = job(nodes=2, tasks=tasks, sharing="devices", trainer_backends=["fsdp2"], pools=pools, modes=modes,
+                    limits={"staleness": 1})  # fmt: skip
+        context = ask(asked).context
+        task = context.tasks[0]
+        found = screen(context, task, (task.source.demand(task.batches[0], None, 0),))
+        return set(finalists_of(context, found, 16))
+
+    stated = [finalists(dict.fromkeys(engine, one), [mode])
+              for one in engine.get("kv_dtype", [""]) for mode in modes]  # fmt: skip
+    assert len(stated) == 2 and set.union(*stated) <= finalists(dict(engine), modes)
 
 
 def test_more_tasks_at_once_than_nodes_share_one_or_are_told_what_they_need() -> None:

@@ -23,16 +23,16 @@ NEAR = 1.03
 
 def finalists_of(context: Context, screened: Screened, share: int) -> list[Configuration]:
     """The best ``share`` candidates and the fastest by themselves; some of every mode, trainer backend and
-    over-provisioning, or of rival tasks every device count.
+    over-provisioning, or of rival tasks every device count, mode and variant.
 
     Closed forms are off by the number of trainer replicas, which wait for each other (a single one waits for none): the
     best of each number is heard too, where it is near.
     """
-    kept: dict[tuple[int, float], list[Configuration]] = {}
+    kept: dict[tuple[object, ...], list[Configuration]] = {}
     apart = context.job.sharing == "devices"
     for configuration in screened.configurations:
-        key = (configuration.devices if apart else 0, configuration.batch.over_provision)
-        kept.setdefault(key, []).append(configuration)
+        alone = (configuration.devices, configuration.mode, configuration.variant) if apart else ()
+        kept.setdefault((*alone, configuration.batch.over_provision), []).append(configuration)
     each = 3 if apart else max(share // max(len(kept), 1), 3)
     best = [c for found in kept.values() for c in _of_each_grid(found, share if len(kept) == 1 else each)]
     if apart:

@@ -223,9 +223,10 @@ class _Ranked:
     def kept(self, context: Context, keep: int) -> list[tuple[int, Configuration]]:
         """The ``keep`` best as configurations, with their positions, and beside them the best of each kind.
 
-        Where tasks compete for devices, they need candidates of every device count instead.
+        Where tasks compete for devices, they need candidates of every device count instead, of each mode and variant
+        that is open as many as if it were stated.
         """
-        apart = context.job.sharing == "devices"
+        apart = context.job.sharing == "devices" and keep > 1
         kept = _Shortlist(PER_COUNT if apart else None)
 
         def take(positions: IntArray, most: int) -> None:
@@ -235,14 +236,19 @@ class _Ranked:
                 part, row = self.parts[self.part_of[position]], self.row_of[position]
                 kept.offer(int(position), part.source.configuration(int(part.found.r[row]), int(part.found.t[row])))
 
+        if apart:
+            for positions in sorted(self._variants(by_mode=True), key=lambda own: float(self.priced[own[0]])):
+                take(positions, len(kept.made) + keep)
+            return list(kept.made.values())
         take(self.ranked, keep)
-        if keep > 1 and not apart:
+        if keep > 1:
             kinds = self._kinds(len(context.trainers))
             for positions in kinds:
                 take(positions[:PER_KIND], keep + PER_KIND * len(kinds))
             for positions in self._beside_the_best():
                 take(positions[:PER_POOL], len(kept.made) + PER_POOL)
-            for positions in self._variants():
+            variants = self._variants()
+            for positions in variants if len(variants) > 1 else ():
                 take(positions[:PER_VARIANT], len(kept.made) + PER_VARIANT)
         return list(kept.made.values())
 
@@ -265,17 +271,16 @@ class _Ranked:
         ) if len(ranked) else ():  # fmt: skip
             yield ranked[(self.part_of[ranked] == self.part_of[ranked[0]]) & (columns[ranked] == columns[ranked[0]])]
 
-    def _variants(self) -> list[IntArray]:
-        """Those of every `Configuration.variant` that a job lists, where several are open."""
+    def _variants(self, *, by_mode: bool = False) -> list[IntArray]:
+        """Those of every `Configuration.variant` that a job lists; ``by_mode``: and of every mode."""
 
         def variant(source: SplitColumns) -> tuple[object, ...]:
             streamed = MODES[source.split.mode].streams and source.demand.batch.updates
-            return source.context.job.pool("rollout").settings, streamed
+            return source.context.job.pool("rollout").settings, streamed, by_mode and source.split.mode
 
         variants = [variant(part.source) for part in self.parts]
         of = np.array([variants.index(each) for each in variants], dtype=np.int64)[self.part_of[self.ranked]]
-        several = np.unique(of)
-        return [self.ranked[of == code] for code in several] if len(several) > 1 else []
+        return [self.ranked[of == code] for code in np.unique(of)]
 
 
 def _kept(context: Context, parts: list[_Part], demands: tuple[Demand, ...], keep: int, tally: Tally) -> Screened:
@@ -304,18 +309,18 @@ class _Shortlist:
 
     Attributes
     ----------
-    per_count : at most this many of each device count; None: any number
+    per_count : at most this many of each device count, mode and variant; None: any number
     made : (position, configuration) by what tells them apart
     """
 
     per_count: int | None
     made: dict[tuple[object, ...], tuple[int, Configuration]] = field(default_factory=dict)
-    _of_count: dict[int, int] = field(default_factory=dict)
+    _of_count: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def offer(self, position: int, candidate: Configuration) -> None:
         """Keep a candidate unless one like it is there, or enough of its device count."""
-        key, devices = (candidate.signature, candidate.variant), candidate.devices
-        if key in self.made or self._of_count.get(devices, 0) == self.per_count:
+        key, alike = (candidate.signature, candidate.variant), (candidate.devices, candidate.mode, candidate.variant)
+        if key in self.made or self._of_count.get(alike, 0) == self.per_count:
             return
-        self._of_count[devices] = self._of_count.get(devices, 0) + 1
+        self._of_count[alike] = self._of_count.get(alike, 0) + 1
         self.made[key] = (position, candidate)

@@ -153,3 +153,23 @@ def test_frameworks_without_a_key_refuse_it_by_name(framework: str) -> None:
     pools = [{"role": "rollout", "settings": {"expert_dispatch": "deepep"}}]
     with pytest.raises(SpecError, match=r"no key for rollout\.expert_dispatch"):
         plan_job(architecture="Qwen3-30B-A3B", cluster="dgx_h100", framework=framework, tasks=[task], pools=pools)
+
+
+@pytest.mark.parametrize("framework", ["verl", "nemo_rl", "skyrl"])
+def test_vllm_is_told_the_requests_of_a_rank(framework: str) -> None:
+    """Eight ranks of 512 requests each were read as a replica that runs 512, and written as ranks of 4,096."""
+    adapter, version = adapter_of(framework), key_table(framework).versions[-1]
+    run = Run(
+        architecture="Qwen3-30B-A3B",
+        trainer=TrainerRun(backend="megatron", devices=8, token_budget=8192),
+        rollout=RolloutRun(
+            backend="vllm", devices=8, tensor_parallel=8, attention_data_parallel=8, expert_parallel=8, max_running=4096
+        ),
+        devices=8,
+        batch=BatchFacts(prompts_per_step=512, group_size=8, max_prompt_tokens=1024, max_response_tokens=4096),
+    ).completed()
+    target = Target(key_table(framework), version, "megatron")
+    files = adapter.render(adapter.emit(adapter.adapt(run, version)[0], target), "config", [])
+    lines = [line for text in files.values() for line in text.splitlines() if "max_num_seqs" in line]
+    assert lines and all("512" in line for line in lines)
+    assert read_back(files, adapter, version).rollout.max_running == 4096

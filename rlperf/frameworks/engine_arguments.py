@@ -22,6 +22,18 @@ SGLANG_DISPATCH = Unit(
     "mooncake, nixl, mori and flashinfer count as deepep",
 )
 """``moe_a2a_backend``: kernels that bring a token to its experts alone; none: all are gathered."""
+
+
+def _admitting(run: Run) -> int:
+    """Ranks of a replica that admit requests by themselves: vLLM's; SGLang divides its bound among them."""
+    return 1 if run.rollout.backend == "sglang" else run.rollout.attention_data_parallel
+
+
+OF_A_RANK = Unit(
+    lambda value, run: int(value) * _admitting(run), lambda value, run: -(-int(value) // _admitting(run))
+)  # fmt: skip
+"""Requests of a replica, where vLLM's ``max_num_seqs`` is of every data-parallel rank (each has a scheduler of its own,
+v1/engine/core.py) and SGLang's ``max_running_requests`` is of all (0.5.6 managers/tp_worker.py:289)."""
 VLLM_DISPATCH = Unit(
     lambda value, _: "deepep" if str(value).startswith(("deepep", "pplx", "nixl", "mori", "flashinfer")) else "nccl",
     lambda value, _: "deepep_low_latency" if value == "deepep" else None,

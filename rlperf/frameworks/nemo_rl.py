@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, read_vllm, vllm_drafts, with_drafts
-from rlperf.frameworks.engine_arguments import VLLM_DISPATCH
+from rlperf.frameworks.engine_arguments import OF_A_RANK, VLLM_DISPATCH
 from rlperf.frameworks.fields import (
     CHECKPOINTING,
     DEEPEP,
@@ -127,7 +127,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.kv_dtype", V + "kv_cache_dtype", KV_DTYPE),
     field("rollout.prefix_caching", V + "enable_prefix_caching"),
     field("rollout.async_engine", V + "async_engine"),
-    field("rollout.max_running", K + "max_num_seqs", note="requests that a replica runs at once"),
+    field("rollout.max_running", K + "max_num_seqs", OF_A_RANK, "requests that a rank runs at once"),
     field("rollout.engine_token_budget", K + "max_num_batched_tokens", note="tokens per engine step"),
     field("rollout.expert_dispatch", K + "all2all_backend", VLLM_DISPATCH, "how tokens reach experts"),
     field("rollout.speculation", K + "speculative_config.num_speculative_tokens", DRAFTS),
@@ -430,10 +430,12 @@ def _read_engine(rollout: RolloutRun, flat: Flat) -> RolloutRun:
     if rollout.backend != "vllm":
         return rollout
     experts, narrow = rollout.expert_parallel, int(flat.get(V + "tensor_parallel_size") or 1)
+    ranks = max(experts // narrow, 1)
     return rollout.having(
         own_tensor_parallel=narrow,
         own_expert_parallel=experts,
-        attention_data_parallel=max(experts // narrow, 1),
+        attention_data_parallel=ranks,
+        max_running=rollout.max_running and ranks * rollout.max_running,
         expert_parallel=rollout.tensor_parallel if experts > 1 else 1,
     )
 

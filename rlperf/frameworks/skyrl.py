@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
 from rlperf.frameworks.drafting import DRAFTS, drafting_of, vllm_drafts, with_drafts
-from rlperf.frameworks.engine_arguments import VLLM_DISPATCH
+from rlperf.frameworks.engine_arguments import OF_A_RANK, VLLM_DISPATCH
 from rlperf.frameworks.fields import (
     DEEPEP,
     ETP,
@@ -135,7 +135,7 @@ FIELDS: tuple[Field, ...] = (
           note="1, or TP x DP of a replica"),
     field("rollout.num_engines", f"{E}num_engines {OLD}num_inference_engines"),
     field("rollout.memory_fraction", f"{E}gpu_memory_utilization {OLD}gpu_memory_utilization"),
-    field("rollout.max_running", f"{E}max_num_seqs {OLD}max_num_seqs", note="requests that a replica runs at once"),
+    field("rollout.max_running", f"{E}max_num_seqs {OLD}max_num_seqs", OF_A_RANK, "requests that a rank runs at once"),
     field("rollout.engine_token_budget", f"{E}max_num_batched_tokens {OLD}max_num_batched_tokens"),
     field("rollout.prefix_caching", f"{E}enable_prefix_caching {OLD}enable_prefix_caching"),
     field("rollout.cuda_graphs", f"{E}enforce_eager {OLD}enforce_eager", NEGATED),

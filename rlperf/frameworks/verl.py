@@ -13,6 +13,7 @@ from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
 from rlperf.frameworks.drafting import DRAFTS, with_drafts
 from rlperf.frameworks.engine_arguments import (
+    OF_A_RANK,
     SGLANG_CHUNK,
     SGLANG_DISPATCH,
     VLLM_DISPATCH,
@@ -129,7 +130,7 @@ _REPLACES = (
     ("rollout.rollout_dtype", S + "quantization", QUANTIZED_SGLANG),
     ("batch.context_tokens", V + "max_model_len", SAME),
     ("rollout.memory_fraction", V + "gpu_memory_utilization", SAME),
-    ("rollout.max_running", V + "max_num_seqs", SAME),
+    ("rollout.max_running", V + "max_num_seqs", OF_A_RANK),
     ("rollout.engine_token_budget", V + "max_num_batched_tokens", SAME),
     ("rollout.chunked_prefill", V + "enable_chunked_prefill", SAME),
     ("rollout.prefix_caching", V + "enable_prefix_caching", SAME),
@@ -207,7 +208,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.pipeline_parallel", R + "pipeline_model_parallel_size"),
     field("rollout.expert_parallel", R + "expert_parallel_size", note="1, or TP x DP of a replica"),
     field("rollout.memory_fraction", R + "gpu_memory_utilization", note="share of GPU memory for the engine"),
-    field("rollout.max_running", R + "max_num_seqs", note="requests that a replica runs at once"),
+    field("rollout.max_running", R + "max_num_seqs", OF_A_RANK, "requests that a rank runs at once"),
     field("rollout.engine_token_budget", R + "max_num_batched_tokens", note="tokens per engine step"),
     field("rollout.chunked_prefill", R + "enable_chunked_prefill"),
     field("rollout.prefix_caching", R + "enable_prefix_caching"),

@@ -37,6 +37,7 @@ MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 BESIDE_STATES = (0.3, 0.4)
 """Beside a trainer whose states never leave the shared devices, less pays too: TRL's own default is 0.3."""
 MAX_RUNNING = (64, 256, 1024)
+"""Requests at once that are tried, of a replica or of each of its copies of the attention."""
 FEWEST = 8
 """Requests at once: engines count in eights."""
 HALF_GROWN = 2.0
@@ -163,10 +164,14 @@ def memory_fractions(context: Context) -> tuple[float, ...]:
     return (*BESIDE_STATES, *MEMORY_FRACTIONS) if stays and shared else MEMORY_FRACTIONS
 
 
-def _slots_with_room(memory: ReplicaMemory, slots: IntArray, demand: Demand) -> IntArray:
-    """No more than the cache has room for: to closed forms more are level, and the judge tries all at once."""
+def _slots_with_room(memory: ReplicaMemory, each: IntArray, ranks: IntArray, demand: Demand) -> IntArray:
+    """``each`` of every rank that admits requests of its own, but no more than the cache has room for.
+
+    To closed forms more are level, and the judge tries all at once.
+    """
     room = np.floor(HALF_GROWN * np.maximum(memory.kv_tokens, 0.0) / demand.moments.mean).astype(np.int64)
-    return np.minimum(slots, np.maximum(room // FEWEST * FEWEST, FEWEST))
+    whole = np.maximum(FEWEST, ranks)
+    return np.minimum(each * ranks, np.maximum(room // whole * whole, whole))
 
 
 def _stacked(rows: Layout, more: Layout) -> Layout:
@@ -193,7 +198,7 @@ def _columns(
     options = np.arange(len(keep)), memory_fractions(context), pool.settings.max_running or MAX_RUNNING
     e, f, m = (np.asarray(a).ravel() for a in np.meshgrid(*options, indexing="ij"))
     held_by = partial(replica_memory, context.site, architecture, settings, rows := shapes.take(e), f)
-    m = m if pool.settings.max_running else _slots_with_room(held_by(m), m, demand)
+    m = m if pool.settings.max_running else _slots_with_room(held_by(m), m, rows.attention_data_parallel, demand)
     memory = held_by(m)
     why = flags[keep][e] | np.where(memory.kv_tokens < least_cache(demand.request_tokens), int(Reject.KV), 0)
     writers = rows.data_parallel - settings.prefill_replicas

@@ -54,6 +54,7 @@ def test_every_problem_is_listed_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
+        ("cluster: dgx_h100", "cluster: dgx_h100\nalgorithm: GSPO", "GSPO has no critic and takes what grpo does"),
         ("128", "0", "tasks.0.prompts_per_step: 0 is not a positive whole number"),
         ("128", "[]", "the list is empty"),
         ("128", "{min: 64, max: 8, factor: 2}", r"max \(8\) is below min \(64\)"),

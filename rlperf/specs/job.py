@@ -22,6 +22,24 @@ from rlperf.specs.scorer import Scorer
 from rlperf.units import Bytes, NonNegativeInt, PositiveInt, Seconds, Usd, UsdPerHour
 
 Algorithm = Literal["grpo", "dapo", "ppo"]
+AS_DEAR_AS: Mapping[str, Algorithm] = {
+    **dict.fromkeys(
+        ("gspo", "cispo", "rloo", "drgrpo", "gmpo", "reinforce", "reinforce++", "reinforceplusplus"), "grpo"
+    ),
+    **dict.fromkeys(("vapo", "vcppo"), "ppo"),
+}
+"""Objectives that differ in their loss or advantage alone: the same passes of the same models, so the same seconds."""
+
+
+def _known_algorithm(given: object) -> object:
+    """Refuse the name of another objective with the one that costs the same: no file would say the loss asked for."""
+    same = AS_DEAR_AS.get(str(given).lower().replace("_", "").replace("-", ""))
+    if same:
+        words = "has a critic, as ppo" if same == "ppo" else "has no critic and takes what grpo does"
+        raise ValueError(f"{given} {words}: say {same} here, and its loss in the framework's own file")
+    return given
+
+
 MOST_TASKS = 32
 """Tasks of a job: each has a screen and finalists of its own, which take a second or more."""
 
@@ -186,7 +204,7 @@ class Job(Frozen):
     nodes: PositiveInt | None = Field(None, description="default: as the cluster file says")
     devices_per_node: PositiveInt | None = Field(None, description="default: as the cluster file says")
     price: UsdPerHour | None = Field(None, gt=0, description="per device and hour; overrides the cluster's")
-    algorithm: Algorithm = "grpo"
+    algorithm: Annotated[Algorithm, BeforeValidator(_known_algorithm, json_schema_input_type=Algorithm)] = "grpo"
     reference: bool = Field(
         True, description="score with a frozen reference policy (a KL term); default: yes, but not for dapo"
     )

@@ -171,7 +171,7 @@ def _slots_with_room(memory: ReplicaMemory, each: IntArray, ranks: IntArray, dem
     """
     room = np.floor(HALF_GROWN * np.maximum(memory.kv_tokens, 0.0) / demand.moments.mean).astype(np.int64)
     whole = np.maximum(FEWEST, ranks)
-    return np.minimum(each * ranks, np.maximum(room // whole * whole, whole))
+    return np.asarray(np.minimum(each * ranks, np.maximum(room // whole * whole, whole)), dtype=np.int64)
 
 
 def _stacked(rows: Layout, more: Layout) -> Layout:

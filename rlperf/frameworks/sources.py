@@ -58,8 +58,7 @@ class _Gathered:
     given: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     folder: str = ""
-    planned_for: str = ""
-    planned_lengths: str = ""
+    planned: tuple[str, str] = ("", "")
     configurations: str = ""
     """Folder of the configurations that a command names."""
     worked_out: dict[str, str] = field(default_factory=dict)
@@ -88,8 +87,7 @@ class _Gathered:
             dict(self.words),
             dict(self.launcher),
             self.folder,
-            self.planned_for,
-            self.planned_lengths,
+            *self.planned,
             {key: where for key, where in self.worked_out.items() if key not in self.keys},
         )
 
@@ -134,7 +132,7 @@ def _read_one(path: Path, gathered: _Gathered) -> None:
 
 def _read_planned(text: str, gathered: _Gathered) -> None:
     if planned := PLANNED_FOR.search(text):
-        gathered.planned_for, gathered.planned_lengths = planned[1], planned[2] or ""
+        gathered.planned = planned[1], planned[2] or ""
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ def audit_config(
     with TemporaryDirectory(prefix="rlperf-") as scratch:
         if rollouts is not None:
             cap = imported.run.batch.max_response_tokens or 1 << 40
-            table = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+            updates = imported.run.batch.updates
+            table = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap, updates=updates)
             workload = str(write_workload(table, Path(scratch) / "lengths.json"))
         folder = folder_of(listed(config)[0])
         found = audit(
@@ -149,7 +150,9 @@ def calibrate_logs(
     again = [each.backend for each in context.trainers if logs_of(each.framework) == (steps.digest,)]
     context = before_any_log(context, folder_of(path), again)  # asked again: no step counts twice
     cap = max(asked.tasks[0].max_response_tokens)
-    lengths = None if rollouts is None else read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap)
+    updates, lengths = context.tasks[0].batches[0].updates, None
+    if rollouts is not None:
+        lengths = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap, updates=updates)
     fit = fit_log(context, steps, lengths, warm_up=warm_up)
     if not fit.tells:
         return fit, None

@@ -228,6 +228,21 @@ def test_dumps_with_lengths(tmp_path: Path) -> None:
         read_dump([tmp_path / "bad.jsonl"])
 
 
+def test_trl_numbers_dumps_by_updates_and_repeats_them(tmp_path: Path) -> None:
+    """Two updates a generation: replan took the second rl_step's lengths for the third's, and every one twice."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    for update, completion in ((1, "a b"), (2, "a b"), (3, "a b c"), (4, "a b c"), (5, "a")):
+        frame = pl.DataFrame({"step": [update], "prompt": ["a b"], "completion": [completion]})
+        frame.write_parquet(tmp_path / f"completions_{update:05d}.parquet")
+    table = read_dump([tmp_path], tokenizer=str(tmp_path / "tokenizer.json"), updates=2)
+    assert (table.rl_step.tolist(), table.response_tokens.tolist()) == ([1, 2, 3], [2, 3, 1])
+    each = read_dump([tmp_path], tokenizer=str(tmp_path / "tokenizer.json"))
+    assert each.rl_step.tolist() == [1, 2, 3, 4, 5]
+
+
 def test_trl_completions_need_a_tokenizer(tmp_path: Path) -> None:
     pl.DataFrame({"prompt": ["a b"], "completion": ["c d e"]}).write_parquet(tmp_path / "completions_00003.parquet")
     with pytest.raises(SpecError, match="tokenizer"):

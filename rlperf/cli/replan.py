@@ -51,12 +51,13 @@ def replan(
         except ValueError as error:
             raise SpecError(f"--switch: {error}") from error
         asked = asked.model_copy(update={"horizon": asked.horizon.model_copy(update={"switch": cost})})
-    table = read_rollouts(rollouts, tokenizer=tokenizer, max_response_tokens=max(asked.tasks[0].max_response_tokens))
     steps = same_framework(read_log(log, framework), runs.framework)
     with progress("planning the remaining rl_steps"):
         question = ask(asked, folder=folder)
         at_work = ask(runs, folder=folder_of(running or job))
         current = evaluate_job(at_work.context, at_work.facts)[0].configuration
+        cap, updates = max(asked.tasks[0].max_response_tokens), current.batch.updates
+        table = read_rollouts(rollouts, tokenizer=tokenizer, max_response_tokens=cap, updates=updates)
         found = replan_job(question.context, current, steps, table, at_step, facts=question.facts)
     if as_json:
         print_json(summary_of(found))

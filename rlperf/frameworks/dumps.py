@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,15 @@ Count = Callable[[str], int]
 
 @dataclass(frozen=True)
 class _Row:
-    """One response: its prompt (an identity to group by), lengths, rl_step; whether text was counted."""
+    """One response: its prompt (an identity to group by), lengths, rl_step or ``of_updates`` an optimizer update;
+    whether text was counted."""
 
     group: str
     prompt_tokens: int
     response_tokens: int
     rl_step: int
     counted: bool = False
+    of_updates: bool = False
 
     def response_up_to(self, cap: int | None) -> int:
         """Tokens of the response, at the cap where those of its text are as good as that (`RECOUNT`)."""
@@ -43,14 +45,15 @@ class _Row:
 
 
 def read_rollouts(
-    paths: Sequence[Path | str], *, tokenizer: str | None = None, max_response_tokens: int | None = None
-) -> LengthTable:
+    paths: Sequence[Path | str], *, tokenizer: str | None = None, max_response_tokens: int | None = None,
+    updates: int = 1,
+) -> LengthTable:  # fmt: skip
     """Lengths of a run however they were recorded: dumps of a framework, tables or lines of lengths, PolyTrace.
 
     The first file tells which. Parameters and errors are those of `read_dump` and of `rlperf.workload.read_recording`.
     """
     if hold_dumps(paths):
-        return read_dump(paths, tokenizer=tokenizer, max_response_tokens=max_response_tokens)
+        return read_dump(paths, tokenizer=tokenizer, max_response_tokens=max_response_tokens, updates=updates)
     return read_recording(list(paths), max_response_tokens=max_response_tokens).lengths
 
 
@@ -61,14 +64,16 @@ def hold_dumps(paths: Sequence[Path | str]) -> bool:
 
 
 def read_dump(
-    paths: Sequence[Path | str], *, tokenizer: str | None = None, max_response_tokens: int | None = None, task: str = ""
-) -> LengthTable:
+    paths: Sequence[Path | str], *, tokenizer: str | None = None, max_response_tokens: int | None = None,
+    task: str = "", updates: int = 1,
+) -> LengthTable:  # fmt: skip
     """Lengths of the responses in rollout dumps of verl, NeMo-RL, AReaL (JSON lines), TRL (Parquet) or slime (torch).
 
     Parameters
     ----------
     tokenizer : tokenizer.json, or a folder or hub name, for dumps that hold text only (verl, TRL)
     max_response_tokens : cap of the run; responses at it count as cut, those of text also where they are near it
+    updates : optimizer updates of an rl_step, by which TRL numbers its dumps
 
     Raises
     ------
@@ -84,6 +89,7 @@ def read_dump(
             tokens = f"{wrong.prompt_tokens!s:.24} + {wrong.response_tokens!s:.24}"  # 400 digits are no float
             raise SpecError(Problem(f"holds a response of {tokens} tokens in rl_step {wrong.rl_step!s:.24}", str(path)))
         rows += found
+    rows = _by_rl_step(rows, updates)
     if not rows:
         raise SpecError(Problem("holds no responses", str(paths[0])))
     keys = {name: index for index, name in enumerate(dict.fromkeys((row.rl_step, row.group) for row in rows))}
@@ -97,6 +103,23 @@ def read_dump(
         task=task,
         source=", ".join(Path(path).name for path in paths),
     )
+
+
+def _by_rl_step(rows: list[_Row], updates: int) -> list[_Row]:
+    """Rows that are numbered by optimizer updates by their rl_steps, of which every update's file repeats the last.
+
+    TRL writes its last generation batch at every logged update (`_logs` of trl/trainer/grpo_trainer.py, 1.16).
+    """
+    last: dict[int, int] = {}
+    for row in rows:
+        if row.of_updates:
+            rl_step = (row.rl_step - 1) // updates
+            last[rl_step] = max(last.get(rl_step, 0), row.rl_step)
+    return [
+        replace(row, rl_step=(row.rl_step - 1) // updates + 1) if row.of_updates else row
+        for row in rows
+        if not row.of_updates or last[(row.rl_step - 1) // updates] == row.rl_step
+    ]
 
 
 def _files(paths: Sequence[Path | str]) -> Iterator[Path]:
@@ -199,7 +222,7 @@ def _parquet(path: Path, count: Count) -> Iterator[_Row]:
     for row in frame.iter_rows(named=True):
         prompt, completion = _text(row["prompt"]), _text(row["completion"])
         rl_step = int(row.get("step") or (step[1] if step else 0))
-        yield _Row(prompt, count(prompt), count(completion), rl_step, counted=True)
+        yield _Row(prompt, count(prompt), count(completion), rl_step, counted=True, of_updates=True)
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rlperf.api import Jobs, ask, job_of, load_job
 from rlperf.errors import InfeasibleError, Problem, SpecError
 from rlperf.plan.answer import notebook
-from rlperf.plan.compare import Side, compare_sides, job_of_plan, side_of
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.answer.whole import WholeStep
+from rlperf.plan.compare import Side, compare_weighted, job_of_plan, side_of
+from rlperf.plan.judge.decisions import judged_objective
 from rlperf.plan.planner import plan_job
 from rlperf.specs.job import Job
 from rlperf.specs.own_files import folder_of
@@ -111,7 +114,7 @@ def what_if(
         raise SpecError(Problem(f"what_if: changes by their names are due, {due} (given: {changes!r})"[:200]))
     base, folder = job_and_folder(job_of(job, values), folder)
     changed = {name: changed_job(base, fields, name) for name, fields in (changes or {}).items()}
-    judged = partial(side_of_job, draws=draws, plan=plan, folder=folder)
+    judged = partial(judged_job, draws=draws, plan=plan, folder=folder)
     first = judged(base)
     return WhatIfTable(
         (
@@ -119,6 +122,30 @@ def what_if(
             *(_row(name, first, partial(judged, each)) for name, each in changed.items()),
         )
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A job's plan, or what it pins, on common draws.
+
+    Attributes
+    ----------
+    rl_step_s : of all its tasks [s]
+    sides : its phases, and what a second of each is worth in the plan's objective
+    """
+
+    rl_step_s: float
+    sides: tuple[tuple[float, Side], ...]
+
+    @property
+    def longest(self) -> Side:
+        """The phase that takes most."""
+        return max(self.sides, key=lambda one: one[0] * one[1].evaluation.rl_step_s)[1]
+
+    @property
+    def devices(self) -> int:
+        """Devices of the phase that takes most of them."""
+        return max(side.evaluation.configuration.devices for _, side in self.sides)
 
 
 def job_and_folder(job: Job | Path, folder: Path | None) -> tuple[Job, Path | None]:
@@ -140,25 +167,40 @@ def changed_job(job: Job, fields: Mapping[str, Any], name: str) -> Job:
     return validate(Document(moved, {}, name), Job)
 
 
-def planned(job: Job, *, folder: Path | None = None, report: Tell | None = None) -> Job:
-    """A job with everything pinned that its plan decides; it is not held against what its framework runs by default."""
+def planned(job: Job, *, folder: Path | None = None, report: Tell | None = None) -> Plan:
+    """A job's plan, not held against what its framework runs by default."""
     asked = ask(job, folder=folder, to_plan=True)
-    return job_of_plan(plan_job(asked.context, facts=asked.facts, report=report, free_schedule=False))
+    return plan_job(asked.context, facts=asked.facts, report=report, free_schedule=False)
 
 
-def side_of_job(
-    job: Job, draws: int, *, plan: bool = True, folder: Path | None = None, report: Tell | None = None
-) -> Side:
+def judged_job(job: Job, draws: int, *, plan: bool = True, folder: Path | None = None) -> Judged:
     """A job's plan (or, without one, what it pins with the rest filled in) on common draws."""
-    pinned = planned(job, folder=folder, report=report) if plan else job
-    return side_of(*ask(pinned, folder=folder).pair, draws)
+    if plan:
+        return judged_plan(planned(job, folder=folder), draws, folder=folder)
+    side = side_of(*ask(job, folder=folder).pair, draws)
+    return Judged(side.evaluation.rl_step_s, ((1.0, side),))
 
 
-def _row(name: str, first: Side, judged: Callable[[], Side]) -> WhatIfRow:
+def judged_plan(plan: Plan, draws: int, *, folder: Path | None = None) -> Judged:
+    """The phases of a plan on common draws; what changing between them costs is spread over them."""
+    grouped, worth, found = plan.job.horizon.group is not None, [], []
+    for phase in plan.phases:
+        context, facts = ask(job_of_plan(plan, phase), folder=folder).pair
+        side = side_of(context, facts, draws, rl_steps=phase.rl_steps if grouped else None)
+        count = phase.rl_steps[1] - phase.rl_steps[0] + 1
+        worth.append(count * judged_objective(context, side.evaluation) / side.evaluation.rl_step_s)
+        found.append(side)
+    seconds = [phase.predicted.rl_step_s for phase in plan.phases]
+    whole = sum(each * taken for each, taken in zip(worth, seconds, strict=True))
+    sides = tuple((each * plan.objective / whole, side) for each, side in zip(worth, found, strict=True))
+    return Judged(WholeStep.of(plan).rl_step_s, sides)
+
+
+def _row(name: str, first: Judged, judged: Callable[[], Judged]) -> WhatIfRow:
     try:
-        side = judged()
+        one = judged()
     except InfeasibleError as error:
-        return WhatIfRow(name, why_not=str(error).splitlines()[0])
-    ratio = compare_sides(first, side).step
-    devices = side.evaluation.configuration.devices
-    return WhatIfRow(name, float(side.draws_s.mean()), ratio.ratio, ratio.low, ratio.high, ratio.apart, devices)
+        nearest = (error.nearest_miss or "").partition("; ")[0]
+        return WhatIfRow(name, why_not=f"{error.message} ({nearest})" if nearest else error.message)
+    ratio = compare_weighted(first.sides, one.sides)
+    return WhatIfRow(name, one.rl_step_s, ratio.ratio, ratio.low, ratio.high, ratio.apart, one.devices)

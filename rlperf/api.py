@@ -73,6 +73,7 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     >>> job_of({"model": "Qwen3-8B", "gpus": 16}, {"framework": "slime"}).framework
     'slime'
     """
+    job = None if job is None else given(job)
     if isinstance(job, Plan):
         job = job.job
     if isinstance(job, Mapping):
@@ -84,6 +85,11 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     if not values:
         return job if isinstance(job, Job) else as_path(job, "job")
     return _from_fields({**load_job(job).model_dump(exclude_unset=True), **values})
+
+
+def given(job: Jobs) -> Jobs:
+    """A plan where its dict is given (`Plan.to_dict`); all else as it is."""
+    return (plan_in(Document(dict(job), {}, "plan")) or job) if isinstance(job, Mapping) else job
 
 
 def _from_fields(fields: Mapping[str, Any]) -> Job:
@@ -107,12 +113,10 @@ def load_job(job: Job | Path | str) -> Job:
     return plan.job if plan else anchored(validate(document, Job), folder_of(job))
 
 
-def ask(
-    job: Job | Path | str, *, folder: Path | None = None, task: str | None = None, to_plan: bool = False
-) -> Question:
-    """Resolve a job (an object, or the path of its file); every wrong name is reported at once, with its line.
+def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_plan: bool = False) -> Question:
+    """Resolve a job (an object, a dict, or the path of its file); every wrong name is reported at once, with its line.
 
-    A plan.yaml asks for what it decided: the job with the pools of its first phase pinned.
+    A plan, or its plan.yaml, asks for what it decided: the job with the pools of its first phase pinned.
     ``folder``: where relative paths of a job object start (default: here); ``task``: of several tasks the one that is
     meant, of a plan with the pools of its first phase. ``to_plan``: what no file of the framework could say is refused.
 
@@ -121,12 +125,18 @@ def ask(
     SpecError : wrong fields, names that cannot be found, contradictions
     """
     document: Document | None = None
+    job = given(job)
+    if isinstance(job, Mapping):
+        job = job_of(job, {})
+    plan = job if isinstance(job, Plan) else None
+    if not isinstance(job, Plan | Job):
+        document, folder = read_job_document(as_path(job, "job")), folder_of(job)
+        plan = plan_in(document)
+    if plan:
+        named = plan.job.of_task(task).tasks[0].name
+        return ask(job_of_plan(plan, phases_of(plan, named)[0]), folder=folder, to_plan=to_plan)
     if not isinstance(job, Job):
-        path = Path(job)
-        document, folder = read_job_document(path), folder_of(path)
-        if plan := plan_in(document):
-            named = plan.job.of_task(task).tasks[0].name
-            return ask(job_of_plan(plan, phases_of(plan, named)[0]), folder=folder, to_plan=to_plan)
+        assert document is not None
         job = validate(document, Job)
     job = anchored(job, folder or Path())
     job = job if task is None else job.of_task(task)
@@ -190,6 +200,7 @@ def predict_job(job: Jobs | None = None, **values: Any) -> Prediction:
     A plan (an object, or the path of its plan.yaml) is predicted as it stands: its first phase.
     ``values`` : see `job_of`.
     """
+    job = None if job is None else given(job)
     return judge(job if isinstance(job, Plan) and not values else job_of(job, values))[2]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.api import Jobs, Question, ask, job_of
+from rlperf.api import Jobs, Question, ask, given, job_of
 from rlperf.calibrate.engine_trace import read_engine_traces
 from rlperf.diagnose.explain import Explanation, explain_graph
 from rlperf.diagnose.graph import PerformanceGraph
@@ -75,6 +75,8 @@ def explain(
     ------
     SpecError : files that are missing or say nothing, numbers of devices that do not fit
     """
+    if isinstance(source, Mapping):
+        source = given(source)
     if isinstance(source, Plan):
         return _of_plan(source, ask(source.job), floor, task)
     if isinstance(source, Job | Mapping):

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlperf.alternatives import job_and_folder
+from rlperf.alternatives import job_and_folder, judged_plan
 from rlperf.api import Jobs, ask, job_of, plan_job
 from rlperf.errors import ExportError, InfeasibleError, Problem, SolverError, SpecError
 from rlperf.frameworks.adapter import framework_facts
@@ -16,12 +16,11 @@ from rlperf.frameworks.export import losses, plan_texts
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.compare import Side, compare_weighted, job_of_plan, side_of
-from rlperf.plan.judge.decisions import judged_objective
+from rlperf.plan.answer.whole import WholeStep
+from rlperf.plan.compare import compare_weighted
 from rlperf.plan.question.words import layout_words
 from rlperf.processes import over_cores
 from rlperf.report.plan_text import paired_words
-from rlperf.report.plan_whole import WholeStep
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.told import Tell, quiet
@@ -200,28 +199,11 @@ def _ranked(found: Sequence[RankedFramework], folder: Path | None) -> list[Ranke
     """Best first, each held against the first on the same draws."""
     planned = sorted(((each.plan, each) for each in found if each.plan), key=lambda pair: pair[0].objective)
     rows: list[RankedFramework] = []
-    sides = [_sides(plan, folder) for plan, _ in planned]
+    sides = [judged_plan(plan, DRAWS, folder=folder).sides for plan, _ in planned]
     for (plan, row), side in zip(planned, sides, strict=True):
         apart = compare_weighted(sides[0], side).apart if rows else None
         rows.append(replace(row, loss=plan.objective / planned[0][0].objective - 1.0, apart=apart))
     return [*rows, *(each for each in found if each.plan is None)]
-
-
-def _sides(plan: Plan, folder: Path | None) -> list[tuple[float, Side]]:
-    """The phases of a plan on common draws, and what a second of each is worth in the plan's objective.
-
-    Phases count by their rl_steps; what changing between them costs is spread over them.
-    """
-    grouped, worth, found = plan.job.horizon.group is not None, [], []
-    for phase in plan.phases:
-        context, facts = ask(job_of_plan(plan, phase), folder=folder).pair
-        side = side_of(context, facts, DRAWS, rl_steps=phase.rl_steps if grouped else None)
-        count = phase.rl_steps[1] - phase.rl_steps[0] + 1
-        worth.append(count * judged_objective(context, side.evaluation) / side.evaluation.rl_step_s)
-        found.append(side)
-    seconds = [phase.predicted.rl_step_s for phase in plan.phases]
-    whole = sum(each * taken for each, taken in zip(worth, seconds, strict=True))
-    return [(each * plan.objective / whole, side) for each, side in zip(worth, found, strict=True)]
 
 
 def _cells(row: RankedFramework, plan: Plan, first: bool) -> tuple[str, ...]:

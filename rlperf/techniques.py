@@ -14,19 +14,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlperf.alternatives import BASE, changed_job, job_and_folder, planned, side_of_job
+from rlperf.alternatives import BASE, Judged, changed_job, job_and_folder, judged_plan, planned
 from rlperf.api import Jobs, ask, job_of
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError, did_you_mean
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.frameworks.run import ref
-from rlperf.plan.compare import Side, compare_sides
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.compare import Side, compare_weighted
 from rlperf.processes import over_cores
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.stages import STAGES
-from rlperf.sim.rl_step.uncertainty import drafted_sigma, log_sigma
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.calibration import Z95
 from rlperf.specs.job import Job
 from rlperf.specs.speculation import NONE
 from rlperf.told import Tell, quiet, within
@@ -248,17 +247,17 @@ def gains(
     # no plan hangs on another: the job as it is beside its changes, and first what takes longest
     plans = over_cores(partial(_planned, base=base, folder=folder), asked, within(tell, 0.0, PLANNING))
     found = dict(zip(asked, plans, strict=True))
-    pinned = found[BASE]
-    if isinstance(pinned, RlperfError):
-        raise pinned
+    plan = found[BASE]
+    if isinstance(plan, RlperfError):
+        raise plan
     pieces = {each.name: (each, changes[each.name], found[each.name]) for each in chosen}
-    work = partial(_gain, pinned=pinned, draws=draws, folder=folder)
+    work = partial(_gain, base=plan, draws=draws, folder=folder)
     rows = over_cores(work, pieces, within(tell, PLANNING, 1.0 - PLANNING))
-    return GainTable(float(_first(pinned, draws, folder).draws_s.mean()), tuple(rows))
+    return GainTable(_first(plan, draws, folder).rl_step_s, tuple(rows))
 
 
-def _planned(asked: tuple[str, Fields], *, base: Job, folder: Path | None, report: Tell) -> Job | RlperfError:
-    """A job with some fields changed and all pinned that its plan decides, or why there is none."""
+def _planned(asked: tuple[str, Fields], *, base: Job, folder: Path | None, report: Tell) -> Plan | RlperfError:
+    """The plan of a job with some fields changed, or why there is none."""
     name, fields = asked
     if not fields:  # without the job's own plan there is nothing to compare with
         return planned(base, folder=folder, report=report)
@@ -268,41 +267,42 @@ def _planned(asked: tuple[str, Fields], *, base: Job, folder: Path | None, repor
         return error
 
 
-_FIRST = Remembered[Side](most=1)
+_FIRST = Remembered[Judged](most=1)
 """The job as it is on common draws, which a process that judges several techniques works out once."""
 
 
-def _first(pinned: Job, draws: int, folder: Path | None) -> Side:
-    key = draws, pinned.model_dump_json(), folder
-    return _FIRST.get(key, lambda: side_of_job(pinned, draws, plan=False, folder=folder))
+def _first(plan: Plan, draws: int, folder: Path | None) -> Judged:
+    key = draws, plan.model_dump_json(), folder
+    return _FIRST.get(key, lambda: judged_plan(plan, draws, folder=folder))
 
 
 def _gain(
-    asked: tuple[Technique, Fields, Job | RlperfError], *, pinned: Job, draws: int, folder: Path | None, report: Tell
+    asked: tuple[Technique, Fields, Plan | RlperfError], *, base: Plan, draws: int, folder: Path | None, report: Tell
 ) -> Gain:
-    """The row of a technique, what it changes and its plan, beside the job as it is."""
+    """The row of a technique, what it changes and its plan, beside the job as it is.
+
+    Memory, and what was chosen or is in its way, are of the phase that takes most.
+    """
     technique, fields, found = asked
     value = fields.get(f"pools.{technique.key.replace('.', '.settings.')}")
     row = Gain(technique.name, frameworks=frameworks_with(technique.key, None if isinstance(value, list) else value))
     try:
         if isinstance(found, RlperfError):
             raise found
-        first, side = _first(pinned, draws, folder), side_of_job(found, draws, plan=False, folder=folder)
+        now, then = _first(base, draws, folder), judged_plan(found, draws, folder=folder)
     except InfeasibleError as error:
         return replace(row, said=f"no plan: {(error.nearest_miss or error.message).partition('; ')[0]}")
     except SpecError as error:
-        own, refusal = pinned.framework.partition("==")[0], error.problems[0]
+        own, refusal = base.job.framework.partition("==")[0], error.problems[0]
         # of what has no key in the job's framework the row says which others have one: no hint is needed
         return replace(row, said=str(refusal) if own in row.frameworks else refusal.message)
-    step = compare_sides(first, side).step
-    spread = float(np.hypot(drafted_sigma(side.evaluation.cost, side.evaluation.seconds), _moved_sigma(first, side)))
-    low, high = (_widened(step.ratio, end, spread) for end in (step.low, step.high))
+    step, first, side = compare_weighted(now.sides, then.sides), now.longest, then.longest
     before, after = first.evaluation, side.evaluation
     signs = -1.0 if technique.usual else 1.0
-    saved = sorted((signs * (1.0 - low), signs * (1.0 - high)))
+    saved = sorted((signs * (1.0 - step.low), signs * (1.0 - step.high)))
     return replace(
         row,
-        rl_step_s=float((first if technique.usual else side).draws_s.mean()),
+        rl_step_s=(now if technique.usual else then).rl_step_s,
         gain=signs * (1.0 - step.ratio),
         low=saved[0],
         high=saved[1],
@@ -315,20 +315,6 @@ def _gain(
 def _lag(fields: Fields) -> str:
     """How stale what is trained on may be, where a technique sets it: the gain is of that many rl_steps."""
     return f"staleness {fields['limits.staleness']}" if "limits.staleness" in fields else ""
-
-
-def _widened(ratio: float, end: float, spread: float) -> float:
-    """An end of an interval with what it does not hold: acceptance of drafts, the rate at which records move."""
-    width = float(np.hypot(np.log(end / ratio), Z95 * spread))
-    return ratio * float(np.exp(np.copysign(width, end - ratio)))
-
-
-def _moved_sigma(first: Side, side: Side) -> float:
-    """What the controller's rate adds where a technique moves more with the batch, or less; at most all of it [1]."""
-    rate = side.evaluation.stack.framework.controller_rate.provenance
-    seconds = side.evaluation.seconds
-    more_s = _mean(seconds.data_movement_s) - _mean(first.evaluation.seconds.data_movement_s)
-    return abs(more_s) / _mean(seconds.rl_step_s) * float(log_sigma(rate.low, rate.high))
 
 
 def _mean(values: np.ndarray) -> float:
@@ -344,6 +330,8 @@ def _said(technique: Technique, first: Side, side: Side, ratio: float) -> str:
     """What was chosen; of what does not pay, what is in its way."""
     if technique.usual:
         return "on already"
+    if side.evaluation.configuration == first.evaluation.configuration:
+        return "the plan as it is has it"
     words, replicas = "", side.evaluation.replicas
     if (drafts := _drafts_of(side)) != _drafts_of(first):
         words = str(drafts)

@@ -13,13 +13,13 @@ import yaml
 from typer.testing import CliRunner
 
 import rlperf
-from rlperf.alternatives import BASE
+from rlperf.alternatives import BASE, judged_plan
 from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.cli.output import console, print_table
 from rlperf.errors import SpecError
 from rlperf.plan.compare import compare_weighted, side_of
-from rlperf.ranking import FrameworkRanking, _ranked, _sides
+from rlperf.ranking import DRAWS, FrameworkRanking, _ranked
 from rlperf.report.plan_text import markdown, print_plan
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
@@ -129,6 +129,27 @@ def test_a_plan_prints_in_three_lines_and_names_its_workload() -> None:
     assert said in " ".join(shown.get().split())
     before = plan.model_dump(mode="json", exclude={"phases": {"__all__": {"responses"}}})
     assert "cap 2,048 (" in str(rlperf.Plan.model_validate(before))  # a plan.yaml that does not know them
+
+
+def test_the_dict_of_a_plan_stands_for_it() -> None:
+    """It was refused field by field, and `ask` of any dict raised a bare TypeError."""
+    plan = rlperf.plan_job(JOB)
+    told, step = plan.to_dict(), plan.phases[0].predicted.rl_step_s
+    assert rlperf.predict_job(told).rl_step_s == pytest.approx(step)
+    assert rlperf.plan_job(told).phases[0].predicted.rl_step_s == pytest.approx(step)
+    assert rlperf.explain(told).causes.rl_step_s == pytest.approx(step)
+    devices = (plan.phases[0].pool("rollout").devices,)
+    assert ask(plan).job.pool("rollout").devices == ask(told).job.pool("rollout").devices == devices
+    assert ask(JOB.stated()).job.name == JOB.name
+    with pytest.raises(SpecError, match="a path, or an object of rlperf, is due"):
+        ask(3)  # type: ignore[arg-type]
+
+
+def test_a_change_that_fits_nowhere_says_what_it_lacks() -> None:
+    (_, row) = rlperf.what_if(JOB, {"large": {"architecture": "Qwen3-235B-A22B"}}, draws=1).rows
+    assert re.search(
+        r"nothing fits Qwen3-235B-A22B on .* \(the leanest trainer .* needs .* more per device\)", row.why_not
+    )
 
 
 def test_a_plan_is_exported_audited_and_explained(tmp_path: Path) -> None:
@@ -294,7 +315,7 @@ def test_plans_of_several_phases_are_told_apart_too() -> None:
     for ratio, apart in ((1.0, False), (2.0, True)):
         dear = swapped.model_copy(update={"objective": ratio * swapped.objective})
         assert _ranked([first, replace(second, plan=dear)], None)[1].apart is apart
-    ours, theirs = _sides(first.plan, None), _sides(second.plan, None)
+    ours, theirs = (judged_plan(each, DRAWS).sides for each in (first.plan, second.plan))
     alone = [compare_weighted(ours[k : k + 1], theirs[k : k + 1]).ratio for k in (0, 1)]
     assert min(alone) < compare_weighted(ours, theirs).ratio < max(alone)
     seconds = [phase.predicted.rl_step_s for phase in first.plan.phases]

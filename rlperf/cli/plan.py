@@ -146,7 +146,6 @@ def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:
     screen = console()
     if cells := found.cells():
         print_table(HEAD, cells, title=f"rl_step {human_seconds(found.rl_step_s)} as it is")
-        shared = "all share the same few draws, whose mean is the rl_step as it is"
-        screen.print(f"Every row is planned anew, so its layouts and their memory per device may differ; {shared}.")
+        screen.print("Every row is planned anew, so its layouts and their memory per device may differ.")
     for line in ("Who has a key for it; what was chosen, or is in its way:", *(f"- {each}" for each in found.notes())):
         screen.print(line, markup=False)

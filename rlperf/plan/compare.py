@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import calibration_ids, stage_means, stage_sigma_array
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
-from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Comparison, compare_draws, unshared_error
+from rlperf.sim.rl_step.uncertainty import OWN_SHARE, Comparison, compare_draws, log_sigma, unshared_error
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.workload.bootstrap import bootstrap
@@ -35,8 +36,8 @@ class Side:
 
     @property
     def device_s(self) -> float:
-        """Device-seconds per rl_step, mean over the draws [s]."""
-        return float(self.draws_s.mean()) * self.evaluation.configuration.devices
+        """Device-seconds per rl_step [s]."""
+        return self.evaluation.rl_step_s * self.evaluation.configuration.devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,33 @@ def compare_weighted(a: Sequence[tuple[float, Side]], b: Sequence[tuple[float, S
     drawn = [np.sum([weight * side.draws_s for weight, side in sides], axis=0) for sides in (a, b)]
     sigma = stage_sigma_array(a[0][1].context, a[0][1].evaluation)
     own = unshared_error(stages[0], stages[1], sigma, own_share=OWN_SHARE, shared=ids[0] == ids[1])
-    return compare_draws(drawn[0], drawn[1], own=own)
+    # what draws are drawn again from has more rl_steps than they: it is the ratio, and the plans' own
+    ratio = _weighted(b, _step_s) / _weighted(a, _step_s)
+    return compare_draws(drawn[0], drawn[1], own=math.hypot(own, _alone(a, b)), ratio=ratio)
+
+
+def _alone(a: Sequence[tuple[float, Side]], b: Sequence[tuple[float, Side]]) -> float:
+    """Standard deviation of ln(ratio) from what one of two plans is unsure of and the other is not [1].
+
+    What is unlike all that was measured, such as the acceptance of drafts, as `Contenders` has it; and the rate of the
+    framework's controller, as far as one moves more.
+    """
+    whole = [_weighted(sides, _step_s) for sides in (a, b)]
+    unlike = [_weighted(sides, lambda one: one.unlike * one.rl_step_s) for sides in (a, b)]
+    moved = [_weighted(sides, lambda one: float(one.seconds.data_movement_s.mean())) for sides in (a, b)]
+    rates = [sides[0][1].evaluation.framework.controller_rate.provenance for sides in (a, b)]
+    sigma = [float(log_sigma(rate.low, rate.high)) * each for rate, each in zip(rates, moved, strict=True)]
+    same = a[0][1].evaluation.framework.id == b[0][1].evaluation.framework.id
+    moving = (abs(sigma[1] - sigma[0]) if same else math.hypot(*sigma)) / max(whole)
+    return math.sqrt(abs((unlike[0] / whole[0]) ** 2 - (unlike[1] / whole[1]) ** 2) + moving**2)
+
+
+def _weighted(sides: Sequence[tuple[float, Side]], value: Callable[[Evaluation], float]) -> float:
+    return math.fsum(weight * value(side.evaluation) for weight, side in sides)
+
+
+def _step_s(evaluation: Evaluation) -> float:
+    return evaluation.rl_step_s
 
 
 def side_of(

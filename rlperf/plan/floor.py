@@ -8,6 +8,7 @@ under way, and one whose bound on staleness counts groups waits for a group, not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -38,9 +39,10 @@ class LeastStep:
 
 
 def floor_of(context: Context) -> LeastStep:
-    """What no rl_step falls below on any number of the job's devices, mean over tasks and groups.
+    """What no rl_step of all tasks falls below on any number of the job's devices, mean over groups of rl_steps.
 
-    The least over modes, trainers, engine layouts, open precisions and open batches.
+    The least over modes, trainers, engine layouts, open precisions and open batches. Tasks that take turns add up,
+    those that run beside each other wait for the slowest.
 
     Raises
     ------
@@ -48,14 +50,16 @@ def floor_of(context: Context) -> LeastStep:
     """
     groups = rl_step_groups(context.job)
     asked = groups if context.job.horizon.group else [None] * len(groups)
-    counts = [last - first + 1 for first, last in groups]
     each = [
-        _least(_floor_of(context, task, task.source.demand(batch, group, context.job.seed)) for batch in task.batches)
-        for task in context.tasks
+        [_least(_floor_of(context, task, task.source.demand(batch, group, context.job.seed)) for batch in task.batches)
+         for task in context.tasks]
         for group in asked
-    ]
-    mean = np.average([floor.rl_step_s for floor in each], weights=counts * len(context.tasks))
-    return LeastStep(float(mean), max(each, key=lambda floor: floor.rl_step_s).waits_for)
+    ]  # fmt: skip
+    together = max if context.job.sharing == "devices" else math.fsum
+    seconds = [together(floor.rl_step_s for floor in tasks) for tasks in each]
+    mean = np.average(seconds, weights=[last - first + 1 for first, last in groups])
+    longest = max((floor for tasks in each for floor in tasks), key=lambda floor: floor.rl_step_s)
+    return LeastStep(float(mean), longest.waits_for)
 
 
 def _least(floors: Iterable[LeastStep]) -> LeastStep:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.floor import LeastStep, floor_of
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeRow:
-    """One cluster that was tried: what it reaches (means over the phases), or why it cannot run the job.
+    """One cluster that was tried: what it reaches (of all tasks together), or why it cannot run the job.
 
     ``usd_per_step`` : of every device of the nodes, whether the plan uses it or not
     ``off_path`` : its best layout is one that nobody runs, as seven stages are (`rlperf.plan.search.beaten_path`)
@@ -127,7 +128,8 @@ class Sizing:
         """Other clusters that meet the target within the best one's own interval of USD, the cheapest of each."""
         if self.by != "usd" or self.plan is None or self.best is None or self.best.usd_per_step is None:
             return ()
-        high = self.best.usd_per_step * _high_s(self.plan) / SizeTarget("step", math.inf).value(self.plan)
+        whole = WholeStep.of(self.plan)
+        high = self.best.usd_per_step * whole.high_s / whole.rl_step_s
         least: dict[str, SizeRow] = {}
         for row in sorted(self.rows, key=lambda row: row.usd_per_step or math.inf):
             if row.meets and row.cluster != self.best.cluster and (row.usd_per_step or math.inf) <= high:
@@ -154,7 +156,7 @@ class Sizing:
         """That the target is met in the mean and not at the 95th percentile; empty where it is met at both."""
         if self.plan is None or self.target.measure != "step":
             return ""
-        high = _high_s(self.plan)
+        high = WholeStep.of(self.plan).high_s
         if high <= self.target.limit:
             return ""
         return f"met in the mean: at the 95th percentile an rl_step takes {human_seconds(high)}"
@@ -174,12 +176,6 @@ class Sizing:
             for r in self.rows
         ]  # fmt: skip
         return f"<p>{_wanted(self.target)}: <b>{escape(self.verdict)}</b></p>" + notebook.table(head, rows)
-
-
-def _high_s(plan: Plan) -> float:
-    """95th percentile of the rl_step, mean over the phases [s]."""
-    spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]
-    return sum(phase.predicted.high_s * n for phase, n in zip(plan.phases, spans, strict=True)) / sum(spans)
 
 
 def _wanted(target: SizeTarget) -> str:
@@ -398,7 +394,7 @@ class _Tried:
         except InfeasibleError as error:
             why = error.nearest_miss or error.message
             return SizeRow(cluster, nodes, devices, None, None, None, False, why, rollout_nodes=own), None
-        step_s = SizeTarget("step", math.inf).value(plan)
+        step_s = WholeStep.of(plan).rl_step_s
         apart = context.rollout_hardware.cluster.devices if context.own_rollout else 0
         usd_per_s = context.usd_per_s(apart, devices)
         usd = None if usd_per_s is None else usd_per_s * step_s

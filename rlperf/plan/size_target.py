@@ -8,6 +8,7 @@ from typing import Literal
 
 from rlperf.errors import SpecError
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.answer.whole import WholeStep
 from rlperf.units import parse_quantity
 
 Measure = Literal["step", "usd/step", "run"]
@@ -28,12 +29,11 @@ class SizeTarget:
     limit: float
 
     def value(self, plan: Plan) -> float:
-        """Seconds of an rl_step, mean over the phases; of a run what the job states of it, else its horizon's sum."""
+        """Seconds of an rl_step of all tasks; of a run what the job states of it, else all rl_steps of its horizon."""
         if self.measure == "run" and plan.run is not None:
             return plan.run.total_s
-        spans = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]
-        seconds = sum(phase.predicted.rl_step_s * n for phase, n in zip(plan.phases, spans, strict=True))
-        return seconds if self.measure == "run" else seconds / sum(spans)
+        seconds = WholeStep.of(plan).rl_step_s
+        return seconds * plan.job.horizon.rl_steps if self.measure == "run" else seconds
 
 
 def parse_target(text: str) -> SizeTarget:

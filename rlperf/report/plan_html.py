@@ -24,7 +24,7 @@ from rlperf.report.plan_text import (
     stage_rows,
     waiting_words,
 )
-from rlperf.report.plan_whole import WholeStep
+from rlperf.report.plan_whole import cards
 from rlperf.report.provenance import ASSUMED, UsedConstant, constants_of, counts
 from rlperf.report.rl_step import step_figure
 from rlperf.report.rollout import CAUSES
@@ -74,7 +74,7 @@ def _summary(plan: Plan, missing: str) -> str:
         for words in phase.predicted.warnings
     ]
     body = "".join(html.paragraph(words, "warn") for words in [*warned, *([missing] if missing else [])])
-    body += html.facts(WholeStep.of(plan).cards(plan))
+    body += html.facts(cards(plan))
     rows = []
     for phase in plan.phases:
         rows.append((phase_title(phase), batch_words(phase), interval(phase.predicted)))

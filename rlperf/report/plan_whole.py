@@ -1,88 +1,24 @@
-"""A plan's cards: what an rl_step of all tasks takes, over all phases and groups of rl_steps."""
+"""A plan's cards: what an rl_step of all tasks takes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from rlperf.plan.answer.phases import mean_prediction
-from rlperf.plan.answer.plan import Phase, Plan, Prediction
-from rlperf.plan.answer.run_cost import Stretch
-from rlperf.specs.pool import Role
+from rlperf.plan.answer.plan import Plan
+from rlperf.plan.answer.whole import WholeStep, tasks_of
 from rlperf.units import human_risk, human_seconds, human_usd
 
 
-@dataclass(frozen=True)
-class WholeStep:
-    """The mean rl_step of a plan, all its tasks together.
-
-    Attributes
-    ----------
-    rl_step_s, low_s, high_s : seconds with handovers between the tasks; interval as the phases'
-    tokens_per_s_per_device : trained, over the devices of the plan
-    truncated : least and most responses cut of any task [1]
-    usd : price, None where one is missing
-    risks : largest risk of every role to run out of memory
-    """
-
-    rl_step_s: float
-    low_s: float
-    high_s: float
-    tokens_per_s_per_device: float
-    truncated: tuple[float, float]
-    usd: float | None
-    risks: dict[Role, float]
-
-    @classmethod
-    def of(cls, plan: Plan) -> WholeStep:
-        """Tasks that take turns add up, those that run beside each other wait for the slowest."""
-        tasks = [_mean([p for p in plan.phases if p.tasks == names]) for names in _tasks(plan)]
-        handed = plan.handovers.per_rl_step_s if plan.handovers else 0.0
-        apart = plan.job.sharing == "devices"
-        low, mean, high = (
-            max(seconds) if apart else sum(seconds) + handed
-            for seconds in ([getattr(task, name) for task in tasks] for name in ("low_s", "rl_step_s", "high_s"))
-        )
-        first = min(phase.rl_steps[0] for phase in plan.phases)  # a plan that was edited may begin later than at 0
-        devices = [Stretch.of(phase).devices for phase in plan.phases if phase.rl_steps[0] == first]
-        tokens = sum(task.trained_tokens for task in tasks)
-        prices = [task.usd_per_step for task in tasks]
-        risks: dict[Role, float] = {}
-        for phase in plan.phases:
-            for role, use in phase.predicted.memory_bytes.items():
-                risks[role] = max(risks.get(role, 0.0), use.risk)
-        cut = [task.truncated_fraction for task in tasks]
-        return cls(
-            rl_step_s=mean,
-            low_s=low,
-            high_s=high,
-            tokens_per_s_per_device=tokens / mean / (sum(devices) if apart else max(devices)),
-            truncated=(min(cut), max(cut)),
-            usd=None if None in prices else sum(price or 0.0 for price in prices),
-            risks=risks,
-        )
-
-    def cards(self, plan: Plan) -> list[tuple[str, str]]:
-        """(value, what it is) of the page's first lines."""
-        step = "per rl_step" if len(_tasks(plan)) == 1 else f"per rl_step of all {len(_tasks(plan))} tasks"
-        least, most = (f"{100 * share:.1f}" for share in self.truncated)
-        found = [
-            (human_seconds(self.rl_step_s), f"{step} ({human_seconds(self.low_s)} to {human_seconds(self.high_s)})"),
-            (f"{self.tokens_per_s_per_device:,.0f}", "trained tokens per second and device"),
-            (f"{most} %" if least == most else f"{least} to {most} %", "of responses cut at the maximum length"),
-        ]
-        if self.usd is not None:
-            found.insert(1, (f"{human_usd(self.usd)} USD", step))
-        if plan.handovers is not None and plan.handovers.changes:
-            found.insert(1, (human_seconds(plan.handovers.per_rl_step_s), "of it to change layouts between tasks"))
-        return found + [(human_risk(risk), f"risk to run out of memory, {role}") for role, risk in self.risks.items()]
-
-
-def _tasks(plan: Plan) -> list[tuple[str, ...]]:
-    return list(dict.fromkeys(phase.tasks for phase in plan.phases))
-
-
-def _mean(phases: Sequence[Phase]) -> Prediction:
-    """One task's mean rl_step over its phases."""
-    counts = [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in phases]
-    return mean_prediction([phase.predicted for phase in phases], counts)
+def cards(plan: Plan) -> list[tuple[str, str]]:
+    """(value, what it is) of the page's first lines."""
+    whole = WholeStep.of(plan)
+    step = "per rl_step" if len(tasks_of(plan)) == 1 else f"per rl_step of all {len(tasks_of(plan))} tasks"
+    least, most = (f"{100 * share:.1f}" for share in whole.truncated)
+    found = [
+        (human_seconds(whole.rl_step_s), f"{step} ({human_seconds(whole.low_s)} to {human_seconds(whole.high_s)})"),
+        (f"{whole.tokens_per_s_per_device:,.0f}", "trained tokens per second and device"),
+        (f"{most} %" if least == most else f"{least} to {most} %", "of responses cut at the maximum length"),
+    ]
+    if whole.usd is not None:
+        found.insert(1, (f"{human_usd(whole.usd)} USD", step))
+    if plan.handovers is not None and plan.handovers.changes:
+        found.insert(1, (human_seconds(plan.handovers.per_rl_step_s), "of it to change layouts between tasks"))
+    return found + [(human_risk(risk), f"risk to run out of memory, {role}") for role, risk in whole.risks.items()]

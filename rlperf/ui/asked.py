@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlperf.alternatives import BASE, HEAD, WhatIfTable, changed_job, what_if
+from rlperf.alternatives import BASE, HEAD, changed_job, what_if
 from rlperf.api import plan_job, sweep_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import losses, plan_texts
@@ -200,7 +200,7 @@ class Alternatives:
         if "nodes" not in fields:
             pinned = job_of_plan(self.plan)
             changed = {"moved": fields} if moved != self.start else {}
-            table = self._in_its_time(what_if(pinned, changed, plan=False, draws=DRAWS, folder=self.folder))
+            table = what_if(pinned, changed, plan=False, draws=DRAWS, folder=self.folder)
             names = {BASE: "the plan", "moved": "the plan's layouts, moved"}
             kept = [(names[cells[0]], *cells[1:]) for cells in table.cells()]
         anew = "" if moved == self.start else self._anew(fields)
@@ -210,11 +210,6 @@ class Alternatives:
     def _rl_step_s(self) -> float:
         """The plan's rl_step, of which the page states one time: what else is asked of it counts as a ratio."""
         return self.plan.phases[0].predicted.rl_step_s
-
-    def _in_its_time(self, table: WhatIfTable) -> WhatIfTable:
-        """Ratios on common draws, on the plan's own rl_step."""
-        rows = (row if row.ratio is None else replace(row, rl_step_s=self._rl_step_s * row.ratio) for row in table.rows)
-        return WhatIfTable(tuple(rows))
 
     @property
     def _job(self) -> Job:

@@ -276,7 +276,7 @@ class Comparison:
         return Comparison(1.0 / self.ratio, 1.0 / self.high, 1.0 / self.low)
 
 
-def compare_draws(a_s: FloatArray, b_s: FloatArray, *, own: float = 0.0) -> Comparison:
+def compare_draws(a_s: FloatArray, b_s: FloatArray, *, own: float = 0.0, ratio: float | None = None) -> Comparison:
     """Compare paired draws: row k of both saw the same groups, so what they share cancels.
 
     Parameters
@@ -284,14 +284,15 @@ def compare_draws(a_s: FloatArray, b_s: FloatArray, *, own: float = 0.0) -> Comp
     a_s, b_s : step seconds on the same draws [s] ``[draws]``
     own : standard deviation of ln(ratio) from errors that the two do not share: calibrations of different stages,
         layouts or frameworks [1]
+    ratio : of the seconds that the draws were drawn again from, which they then only spread around; None: theirs
 
     >>> lengths = np.array([50.0, 80.0, 60.0, 90.0])
     >>> compare_draws(lengths, 1.3 * lengths).apart
     True
     """
     logs = np.log(np.asarray(b_s, np.float64) / np.asarray(a_s, np.float64))
-    centre, spread = float(logs.mean()), float(logs.std(ddof=1)) if logs.size > 1 else 0.0
-    width = Z95 * float(np.hypot(spread, own))
+    centre = float(logs.mean()) if ratio is None else float(np.log(ratio))
+    width = Z95 * float(np.hypot(float(logs.std(ddof=1)) if logs.size > 1 else 0.0, own))
     return Comparison(float(np.exp(centre)), float(np.exp(centre - width)), float(np.exp(centre + width)))
 
 

@@ -72,5 +72,8 @@ def test_an_engine_across_nodes_costs_time_and_nothing_fails(tmp_path: Path) -> 
     found = {each.rule: each for each in audited.findings}
     assert found["tp_across_nodes"].severity == "hint"
     assert found["tp_across_nodes"].key == R + "tensor_model_parallel_size"
+    copies = {R + "tensor_model_parallel_size": 8, R + "data_parallel_size": 2, "trainer.nnodes": 2}
+    apart = _audit(tmp_path, "verl", copies).findings
+    assert "tp_across_nodes" not in {each.rule for each in apart}, "two copies of the attention, each in a node"
     rack = engine_findings(audited.imported, None, domain=72)
     assert not [each for each in rack if each.rule == "tp_across_nodes"], "NVLink joins the nodes of a rack"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -369,15 +369,7 @@ def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) ->
         message = f"{readers} engines read prompts, and of {replicas} none is left to write"
         found.append(Finding("error", key, message, "let fewer read", "launch", imported.where(key), rule="readers"))
     found += _key_findings(imported)
-    near = max(run.devices_per_node, domain)
-    for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):
-        width = run.value(at)
-        if width > near:
-            key = key_of(imported, at)
-            message = f"tensor parallel {width} spans nodes of {near} GPUs: an all-reduce per layer over the network"
-            # a model that fills a node has no better: it costs time where it need not be, and nothing fails
-            advice, rule = f"at most {near}, where weights leave room", "tp_across_nodes"
-            found.append(Finding("hint", key, message, advice, "never", imported.where(key), rule=rule))
+    found += _across_nodes(imported, max(run.devices_per_node, domain))
     chunked = run.rollout.chunked_prefill
     # SGLang takes a longer prompt alone (managers/schedule_policy.py of 0.5.23)
     uncut = chunked is False and run.rollout.backend != "sglang"
@@ -390,6 +382,23 @@ def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) ->
                     None, "prefill_budget", repair.settings if repair else {})
         )  # fmt: skip
     return found
+
+
+def _across_nodes(imported: Imported, near: int) -> Iterator[Finding]:
+    """Tensor-parallel groups wider than the ``near`` devices that fast links join.
+
+    Of copies of the attention each adds up among its own devices, and what goes to experts and back is no all-reduce.
+    """
+    run = imported.run
+    alone = {"rollout": run.rollout.attention_data_parallel, "trainer": 1}
+    for at in (ref("rollout.tensor_parallel"), ref("trainer.tensor_parallel")):
+        width = run.value(at) // alone[at.group]
+        if width > near:
+            key = key_of(imported, at)
+            message = f"tensor parallel {width} spans nodes of {near} GPUs: an all-reduce per layer over the network"
+            # a model that fills a node has no better: it costs time where it need not be, and nothing fails
+            advice, rule = f"at most {near}, where weights leave room", "tp_across_nodes"
+            yield Finding("hint", key, message, advice, "never", imported.where(key), rule=rule)
 
 
 def padding_findings(imported: Imported, predicted: Prediction, lengths: npt.NDArray[np.float64]) -> list[Finding]:

@@ -246,7 +246,8 @@ def _ways_out(finding: Finding, run: Run) -> Sequence[Change]:
     if finding.rule == "kv_starvation":
         return _for_cache(run, None)
     if finding.rule == "tp_across_nodes":
-        role = "rollout" if run.rollout.tensor_parallel > run.devices_per_node else "trainer"
+        alone = run.rollout.tensor_parallel // run.rollout.attention_data_parallel
+        role = "rollout" if alone > run.devices_per_node else "trainer"
         return change(f"{role}.tensor_parallel", run.devices_per_node, run.devices_per_node // 2)
     if finding.rule == "host_memory":
         return (*change("trainer.parked", False), *change("trainer.offload", "none"))

@@ -28,15 +28,7 @@ _GIVEN = re.compile(r"^(\w+)=(.*)$", re.DOTALL)
 _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _LONE = re.compile(r"^([a-z]\w*=)", re.MULTILINE)
 _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
-_LAUNCHER = {
-    "num_processes": "num_processes",
-    "num-processes": "num_processes",
-    "num_machines": "num_machines",
-    "num-machines": "num_machines",
-    "nnodes": "nnodes",
-    "nproc_per_node": "nproc_per_node",
-    "nproc-per-node": "nproc_per_node",
-}
+_LAUNCHER = frozenset({"num_processes", "num_machines", "nproc_per_node", "nnodes"})
 
 
 PLANNED_FOR = re.compile(r"^# Planned for (\S+): (?:.*; lengths of (\S+)\.$)?", re.MULTILINE)
@@ -291,8 +283,9 @@ def _read_launcher(words: Sequence[str], path: Path, gathered: _Gathered) -> Non
     for word, after in zip(words, [*words[1:], ""], strict=True):
         name, equals, inline = word.removeprefix("--").partition("=")
         value = inline if equals else after
-        if word.startswith("--") and name in _LAUNCHER and value.strip("()").isdigit():
-            gathered.launcher[_LAUNCHER[name]] = int(value.strip("()"))
+        key = name.replace("-", "_")
+        if word.startswith("--") and key in _LAUNCHER and value.strip("()").isdigit():
+            gathered.launcher[key] = int(value.strip("()"))
 
 
 def _read_accelerate(name: str, path: Path, gathered: _Gathered) -> None:

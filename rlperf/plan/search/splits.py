@@ -92,16 +92,18 @@ def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...
     Where those leave part of a node, also of the whole nodes that are left: not every framework shares one out.
     """
     rollout, trainer = context.job.pool("rollout").devices, context.job.pool("trainer").devices
+    node = context.cluster.devices_per_node
+    rounded = () if own else _rounded(total, node)  # beside scorers, what other numbers of theirs leave
     if MODES[mode].shares_devices:
-        counts = _counts(context, total)
+        counts = *_counts(context, total), *rounded
         both = sorted(set(rollout or trainer or counts) & set(trainer or rollout or counts))
         return [Split(mode, n, n, own) for n in both if not own or n <= total]
     if context.own_rollout:
-        most = context.rollout_hardware.cluster.devices
-        return [
-            Split(mode, r, t, own) for r in rollout or (most,) for t in trainer or (total,) if r <= most and t <= total
-        ]
-    node = context.cluster.devices_per_node
+        cluster = context.rollout_hardware.cluster
+        most = cluster.devices
+        engines = rollout or (most, *_rounded(most, cluster.devices_per_node))
+        trainers = trainer or (total, *rounded)
+        return [Split(mode, r, t, own) for r in engines for t in trainers if r <= most and t <= total]
     totals = _rest(total, node)
     if context.job.sharing == "devices":  # tasks leave some to each other
         totals = _counts(context, total)
@@ -109,7 +111,7 @@ def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...
         totals = _halves(total, node)
     return [
         Split(mode, r, t, own)
-        for both in totals
+        for both in (*totals, *rounded)
         for r, t in _pools(both, node, rollout or (), trainer or ())
         if r >= 1 and t >= 1 and r + t <= both
     ]
@@ -137,6 +139,19 @@ def _rest(left: int, node: int) -> tuple[int, ...]:
     ((28, 24), (6,), (16,))
     """
     return (left, left - left % node) if left > node and left % node else (left,)
+
+
+def _rounded(total: int, node: int) -> tuple[int, ...]:
+    """Devices of the most nodes that are 1, 3, 5 or 7 times a power of two, where those of ``total`` are not.
+
+    Batches, experts and layers divide by no 49 nodes: one that idles may spare more than it could do.
+
+    >>> _rounded(49 * 4, 4), _rounded(21 * 8, 8), _rounded(12 * 8, 8), _rounded(4, 8)
+    ((192,), (160,), (), ())
+    """
+    nodes = total // node
+    most = max((n << k for n in (1, 3, 5, 7) for k in range(nodes.bit_length()) if n << k <= nodes), default=nodes)
+    return (most * node,) if most < nodes else ()
 
 
 def _counts(context: Context, total: int) -> tuple[int, ...]:

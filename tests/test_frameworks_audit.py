@@ -483,6 +483,24 @@ def test_flatten_and_nest_are_inverse() -> None:
     assert flatten(nest(VERL.items())) == VERL
 
 
+def test_a_reference_of_openrlhf_on_gpus_of_its_own_may_have_another_number(tmp_path: Path) -> None:
+    """Its published script of a 70B has 4 GPUs for the reference beside 32 of the actor, and was said not to start."""
+    apart = OPENRLHF.replace("--train.colocate_all ", "").replace(
+        "--ref.num_gpus_per_node 8", "--ref.num_gpus_per_node 4"
+    )
+    apart = apart.replace("--vllm.enable_sleep --ds.enable_sleep ", "") + " --algo.kl.init_coef 0.01"
+
+    def found(text: str) -> dict[str, str]:
+        (tmp_path / "run.sh").write_text(f"python3 -m {text}")
+        audited = audit(import_config([tmp_path / "run.sh"], "openrlhf"), predict=False)
+        return {each.rule: each.severity for each in audited.findings if each.rule.startswith("reference")}
+
+    assert found(apart) == {"reference_apart": "warning"}
+    assert found(f"{apart} --train.colocate_actor_ref") == {"reference_shape": "error"}
+    assert found(f"{apart} --train.colocate_actor_ref".replace("init_coef 0.01", "init_coef 0")) == {}
+    assert found(OPENRLHF) == {}
+
+
 @pytest.mark.parametrize("size", [500, 768])
 def test_what_openrlhf_leaves_over_is_no_failure(tmp_path: Path, size: int) -> None:
     """It divides whole, by ranks and by updates, and asserts neither (trainer/ppo_utils/replay_buffer.py of 0.11.2)."""

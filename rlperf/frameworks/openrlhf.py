@@ -178,6 +178,7 @@ class OpenRlhfFacts:
     partial_rollout: bool | None = None
     generate_batch: int | None = None
     ref_devices: int | None = None
+    ref_shared: bool | None = None
     needs_groups: bool | None = None
 
 
@@ -368,7 +369,8 @@ def _read_placement(run: Run, flat: Flat) -> Run:
             async_enabled=asynchronous,
             partial_rollout=bool(flat.get("train.partial_rollout_enable")),
             generate_batch=flat.get("rollout.vllm_generate_batch_size") or run.batch.prompts,
-            ref_devices=_devices(flat, "ref"),
+            ref_devices=_devices(flat, "ref") if float(flat.get("algo.kl.init_coef") or 0) > 0 else 0,
+            ref_shared=colocated or bool(flat.get("train.colocate_actor_ref")),
             needs_groups=estimator in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo"),
         ),
     )

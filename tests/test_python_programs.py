@@ -36,6 +36,16 @@ def test_what_stands_in_a_program_is_read_with_its_line(tmp_path: Path) -> None:
     assert [(key, one.where) for key, one in told.items()] == [("vllm_gpu_memory_utilization", f"{program}:8")]
 
 
+def test_weights_of_few_bits_are_told_of(tmp_path: Path) -> None:
+    """A program of QLoRA was predicted as one of 16 bits without a word."""
+    program, line = tmp_path / "train.py", "quantised = BitsAndBytesConfig(load_in_4bit=True)\n"
+    program.write_text(PROGRAM.replace("WIDTH = 2\n", line + "WIDTH = 2\n"))
+    (config := tmp_path / "train.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\nload_in_4bit: true\n")
+    for file in (program, config):
+        found = {one.key: one for one in audit(import_config([file], "trl"), plan=False, predict=False).findings}
+        assert found["load_in_4bit"].rule == "uncounted" and "in 4 bits" in found["load_in_4bit"].message
+
+
 def test_a_script_brings_the_program_that_it_launches(tmp_path: Path) -> None:
     """With the processes of its launcher, and its flags over what stands in the program."""
     (tmp_path / "train.py").write_text(PROGRAM)

@@ -71,6 +71,10 @@ BESIDE: dict[str, dict[str, tuple[tuple[object, ...], str, str]]] = {
             tuple(range(1, 65)), "", "gives engines that write a tensor parallel of their own, where it is on"
         ),
     },
+    "trl": {
+        f"load_in_{bits}bit": ((True,), "", f"holds the frozen weights in {bits} bits, and 16 are predicted")
+        for bits in (4, 8)
+    },
     "rlinf": {
         "algorithm.down_sampling.do_down_sampling": ((True,), "", "trains on fewer responses than are generated"),
         "algorithm.max_num_gen_batches": (tuple(range(2, 65)), "", "loads this many batches of prompts for a step"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.keytable import Value
 
-CONFIGURATION, TRAINER, ADAPTER = "GRPOConfig", "GRPOTrainer", "LoraConfig"
+CONFIGURATION, TRAINER, ADAPTER, QUANTISED = "GRPOConfig", "GRPOTrainer", "LoraConfig", "BitsAndBytesConfig"
 
 
 @dataclass
@@ -59,6 +59,8 @@ def read_python(text: str, file: str) -> PythonKeys:
                 found.keys["use_peft"] = (True, call.lineno)
         elif _called(call) == ADAPTER:
             _take(found, {"lora_r": given["r"]} if "r" in given else {}, names)
+        elif _called(call) == QUANTISED:
+            _take(found, {key: given[key] for key in ("load_in_4bit", "load_in_8bit") if key in given}, names)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlperf.api import ask, plan_job, size_job
+from rlperf.api import ask, plan_job, size_job, sweep_job
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.sensitivity import INPUTS, sensitivities, with_values
 from rlperf.plan.answer.whole import WholeStep
@@ -53,7 +53,7 @@ def test_the_cards_add_up_tasks_that_take_turns(turns: Plan) -> None:
     assert whole.usd == pytest.approx(sum(each.usd_per_step or 0.0 for each in predicted))
     rate = sum(each.trained_tokens for each in predicted) / whole.rl_step_s / 8
     assert whole.tokens_per_s_per_device == pytest.approx(rate)
-    assert whole.risks["trainer"] == max(each.memory_bytes["trainer"].risk for each in predicted)
+    assert whole.memory_bytes["trainer"].risk == max(each.memory_bytes["trainer"].risk for each in predicted)
     assert "per rl_step of all 2 tasks" in plan_page(turns)
 
 
@@ -133,3 +133,18 @@ def test_a_size_is_of_an_rl_step_of_all_tasks(sharing: str) -> None:
     whole_run = size_job(asked, "run<=3d", most_nodes=2).best
     assert whole_run is not None
     assert whole_run.value == pytest.approx(10 * whole_run.rl_step_s)
+
+
+@pytest.mark.parametrize("sharing", ["time", "devices"])
+def test_a_sweep_by_plans_has_an_rl_step_of_all_tasks(sharing: str) -> None:
+    """It was the mean of the tasks', on the devices of the first one."""
+    asked = job(sharing=sharing, nodes=2)
+    plan = plan_job(asked)
+    frame = sweep_job({"job": asked, "method": "plan", "grid": {"nodes": [2]}}, workers=1).to_frame()
+    row, steps = frame.row(0, named=True), [phase.predicted.rl_step_s for phase in plan.phases]
+    assert row["rl_step_s"] == pytest.approx(WholeStep.of(plan).rl_step_s)
+    assert row["rl_step_s"] >= (sum(steps) if sharing == "time" else max(steps))
+    stages = [phase.predicted.stages_s.rollout for phase in plan.phases]
+    assert row["rollout_s"] == pytest.approx(sum(stages) if sharing == "time" else stages[steps.index(max(steps))])
+    assert row["devices"] == 16
+    assert row["device_s"] == pytest.approx(16 * row["rl_step_s"])

@@ -21,4 +21,5 @@ def cards(plan: Plan) -> list[tuple[str, str]]:
         found.insert(1, (f"{human_usd(whole.usd)} USD", step))
     if plan.handovers is not None and plan.handovers.changes:
         found.insert(1, (human_seconds(plan.handovers.per_rl_step_s), "of it to change layouts between tasks"))
-    return found + [(human_risk(risk), f"risk to run out of memory, {role}") for role, risk in whole.risks.items()]
+    memory = whole.memory_bytes.items()
+    return found + [(human_risk(use.risk), f"risk to run out of memory, {role}") for role, use in memory]

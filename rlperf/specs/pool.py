@@ -317,6 +317,15 @@ class PoolSettings(
                 raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(known)}")
         return self
 
+    def listed(self) -> list[str]:
+        """Settings that are open because the job lists several.
+
+        >>> PoolSettings(kv_dtype=("bf16", "fp8"), prefix_caching=(True,)).listed()
+        ['kv_dtype']
+        """
+        return [a.name for a in ATTRIBUTES if a.part == "settings" and a.decided == "listed"
+                and len(getattr(self, a.name) or ()) > 1]  # fmt: skip
+
     def alternatives(self) -> tuple[PoolSettings, ...]:
         """One of these per combination of the settings that are open where a job lists several."""
         names = [a.name for a in ATTRIBUTES if a.part == "settings" and a.decided == "listed"]

@@ -11,8 +11,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
-from rlperf.plan.answer.plan import Prediction
+from rlperf.plan.answer.plan import PredictedStages, Prediction
 from rlperf.plan.answer.prediction import prediction_of
+from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, TaskContext
@@ -21,10 +22,8 @@ from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.columns import Columns, ColumnStore
 from rlperf.plan.search.splits import usage_of
 from rlperf.sim.remembered import Remembered
-from rlperf.sim.rl_step.stages import STAGES
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.modes import MODES
 from rlperf.specs.reader import Document, problems_of
 from rlperf.sweep.columns import DECIDED, RESULTS, Column
 from rlperf.sweep.lengths import KEPT, LengthCache
@@ -82,10 +81,9 @@ class GroupEvaluator:
         context, facts = self.ask(job, self.folder)
         if self.method == "plan":
             return _rows_frame([_planned(context, facts)])
-        if len(context.job.pool("rollout").settings.alternatives()) > 1:
-            raise SpecError(
-                "the engine's precision or prefix caching is open: make it an axis, or sweep by method plan"
-            )
+        if open_now := context.job.pool("rollout").settings.listed():
+            words = f"pools.rollout.settings.{open_now[0]} is open"
+            raise SpecError(f"{words}: make it an axis, or sweep by method plan")
         task, demands = self._lengths.demands(context, self.folder)
         best, of_point = best_pairs(Columns(context, task, facts, store=self._store), group, demands)
         if self.method == "screen":
@@ -127,21 +125,20 @@ def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, numbe
 
 
 def _planned(context: Context, facts: FrameworkFacts | None) -> Row:
-    """The planner's row: seconds are means over the rl_steps of all phases, layouts those of the first phase."""
+    """The planner's row: an rl_step of all tasks, mean over all phases; mode and layouts are those of the first."""
     plan = plan_job(context, facts=facts, free_schedule=False)
-    weights = np.array([phase.rl_steps[1] - phase.rl_steps[0] + 1.0 for phase in plan.phases])
-    weights /= weights.sum()
-    first = plan.phases[0]
-    pools = [first.pool(role) for role in ("rollout", "trainer")]
-    devices = pools[1].devices + (0 if MODES[first.mode].shares_devices else pools[0].devices)
-    row = _predicted_row(first.predicted, first.mode, devices)
-    if len(plan.phases) > 1:
-        mean = [_predicted_row(phase.predicted, first.mode, devices) for phase in plan.phases]
-        numbers = (*STAGES, "rl_step_s", "low_s", "high_s", "usd_per_step", "trained_tokens", "truncated_fraction",
-                   "device_s", "tokens_per_s_per_device")  # fmt: skip
-        for name in numbers:
-            if all(each[name] is not None for each in mean):
-                row[name] = float(weights @ [each[name] for each in mean])
+    whole, first = WholeStep.of(plan), plan.phases[0]
+    cut = float(np.average([phase.predicted.truncated_fraction for phase in plan.phases],
+                           weights=[phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]))  # fmt: skip
+    predicted = first.predicted.model_copy(
+        update={
+            "rl_step_s": whole.rl_step_s, "low_s": whole.low_s, "high_s": whole.high_s,
+            "stages_s": PredictedStages(**whole.stages_s), "memory_bytes": whole.memory_bytes,
+            "tokens_per_s_per_device": whole.tokens_per_s_per_device, "usd_per_step": whole.usd,
+            "trained_tokens": whole.trained_tokens, "truncated_fraction": cut,
+        }
+    )  # fmt: skip
+    row = _predicted_row(predicted, first.mode, whole.devices)
     return {**row, "objective_value": plan.objective / context.job.horizon.rl_steps, **_decided(first.pools)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlperf.plan.answer.phases import mean_prediction
-from rlperf.plan.answer.plan import Phase, Plan, Prediction
+from rlperf.plan.answer.plan import MemoryUse, Phase, Plan, Prediction
 from rlperf.plan.answer.run_cost import Stretch
 from rlperf.specs.pool import Role
 
@@ -20,8 +20,11 @@ class WholeStep:
     rl_step_s, low_s, high_s : seconds with handovers between the tasks; interval as the phases'
     tokens_per_s_per_device : trained, over the devices of the plan
     truncated : least and most responses cut of any task [1]
-    usd : price, None where one is missing
-    risks : largest risk of every role to run out of memory
+    stages_s : of all tasks, or of the slowest of those that run beside each other [s]
+    trained_tokens : of all tasks [tokens]
+    usd : price with handovers, None where one is missing
+    devices : of the plan
+    memory_bytes : of the phase that is likeliest to run out, by role
     """
 
     rl_step_s: float
@@ -29,8 +32,11 @@ class WholeStep:
     high_s: float
     tokens_per_s_per_device: float
     truncated: tuple[float, float]
+    stages_s: dict[str, float]
+    trained_tokens: float
     usd: float | None
-    risks: dict[Role, float]
+    devices: int
+    memory_bytes: dict[Role, MemoryUse]
 
     @classmethod
     def of(cls, plan: Plan) -> WholeStep:
@@ -43,22 +49,27 @@ class WholeStep:
             for seconds in ([getattr(task, name) for task in tasks] for name in ("low_s", "rl_step_s", "high_s"))
         )
         first = min(phase.rl_steps[0] for phase in plan.phases)  # a plan that was edited may begin later than at 0
-        devices = [Stretch.of(phase).devices for phase in plan.phases if phase.rl_steps[0] == first]
-        tokens = sum(task.trained_tokens for task in tasks)
+        taken = [Stretch.of(phase).devices for phase in plan.phases if phase.rl_steps[0] == first]
+        devices, tokens = sum(taken) if apart else max(taken), sum(task.trained_tokens for task in tasks)
+        waited_for = [max(tasks, key=lambda task: task.rl_step_s)] if apart else tasks
+        stages = [task.stages_s.model_dump() for task in waited_for]
         prices = [task.usd_per_step for task in tasks]
-        risks: dict[Role, float] = {}
-        for phase in plan.phases:
-            for role, use in phase.predicted.memory_bytes.items():
-                risks[role] = max(risks.get(role, 0.0), use.risk)
+        memory: dict[Role, MemoryUse] = {}
+        for role, use in (item for phase in plan.phases for item in phase.predicted.memory_bytes.items()):
+            memory[role] = max(memory.get(role, use), use, key=lambda each: (each.risk, each.total))
         cut = [task.truncated_fraction for task in tasks]
+        turns = 1.0 if apart else mean / (mean - handed)
         return cls(
             rl_step_s=mean,
             low_s=low,
             high_s=high,
-            tokens_per_s_per_device=tokens / mean / (sum(devices) if apart else max(devices)),
+            tokens_per_s_per_device=tokens / mean / devices,
             truncated=(min(cut), max(cut)),
-            usd=None if None in prices else sum(price or 0.0 for price in prices),
-            risks=risks,
+            stages_s={name: sum(each[name] for each in stages) for name in stages[0]},
+            trained_tokens=tokens,
+            usd=None if None in prices else turns * sum(price or 0.0 for price in prices),
+            devices=devices,
+            memory_bytes=memory,
         )
 
 

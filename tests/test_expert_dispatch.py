@@ -141,7 +141,7 @@ def test_sglang_spreads_experts_over_the_engine_that_dispatches_to_them(tmp_path
         "--hf-checkpoint /ckpt/Qwen3-30B-A3B --n-samples-per-prompt 8 --rollout-max-response-len 8192 "
         "--rollout-num-gpus-per-engine 8 --sglang-dp-size 8 --sglang-enable-dp-attention --sglang-moe-a2a-backend "
     )
-    for word, experts in (("none", 1), ("deepep", 8), ("mooncake", 8)):
+    for word, experts in (("none", 1), ("deepep", 8), ("mooncake", 8), ("none --sglang-enable-deepep-moe", 8)):
         (tmp_path / "run.sh").write_text(flags + word + "\n")
         rollout = import_config([tmp_path / "run.sh"], "slime").run.rollout
         assert (rollout.expert_parallel, rollout.expert_dispatch) == (experts, "nccl" if experts == 1 else "deepep")

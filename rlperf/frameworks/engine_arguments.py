@@ -17,7 +17,7 @@ SGLANG_CHUNK = Unit(
 )
 """``chunked_prefill_size``: tokens of an engine step's prompts; none: prompts are not cut (`sglang_prefill`)."""
 SGLANG_DISPATCH = Unit(
-    lambda value, _: "nccl" if value in (None, "none") else "deepep",
+    lambda value, _: "nccl" if value in (None, "none", False) else "deepep",
     lambda value, _: "deepep" if value == "deepep" else None,
     "mooncake, nixl, mori and flashinfer count as deepep",
 )

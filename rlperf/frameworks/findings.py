@@ -184,7 +184,8 @@ def key_findings(imported: Imported) -> list[Finding]:
         if newer[item.key] is None
     ]  # fmt: skip
     found += [
-        Finding("warning", item.key, "SGLang's older name, for the releases that older images pin; it is not counted",
+        Finding("warning", item.key, "SGLang's older name, for the releases that older images pin"
+                + ("" if item.key in imported.understood else "; it is not counted"),
                 f"with a newer SGLang: {newer[item.key]}", when, item.where, rule="older_name")
         for item in imported.unknown
         if newer[item.key] is not None

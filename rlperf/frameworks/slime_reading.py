@@ -22,6 +22,7 @@ SPELT = {
     "sglang-ep": "sglang-ep-size", "sglang-pipeline-parallel-size": "sglang-pp-size",
     "sglang-attention-data-parallel-size": "sglang-attn-dp-size",
     "sglang-disable-decode-cuda-graph": "sglang-disable-cuda-graph",
+    "sglang-enable-deepep-moe": "sglang-moe-a2a-backend",
 }  # fmt: skip
 """Other names of SGLang's arguments (arg_groups/fields/parallel.py, exec_.py of 0.5.23)."""
 # argparse defaults that a reader needs: slime/utils/arguments.py, Megatron arguments.py, SGLang ServerArgs.

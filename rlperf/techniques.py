@@ -136,6 +136,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         "nothing: it costs, and steadies training", "indices move with the samples and are looked up once",
     ),
     Technique(
+        "DeepEP in engines", "rollout", lambda _: {ROLLOUT + "expert_dispatch": "deepep"}, "rollout.expert_dispatch",
+        "its kernels, decodes on one to eight nodes of H100", "prompts are sent as decodes are",
+    ),
+    Technique(
+        "DeepEP in training", "training", lambda _: {TRAINER + "expert_dispatch": "deepep"}, "trainer.expert_dispatch",
+        "training steps of Megatron", "RL trainers as pre-training ones",
+    ),
+    Technique(
         "Muon", "training", lambda _: {TRAINER + "optimizer": "muon"}, "trainer.optimizer",
         "nothing: published FLOP at measured rates of products", "what ranks shard is gathered once, and not hidden",
     ),

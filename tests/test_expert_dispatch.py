@@ -173,3 +173,11 @@ def test_vllm_is_told_the_requests_of_a_rank(framework: str) -> None:
     lines = [line for text in files.values() for line in text.splitlines() if "max_num_seqs" in line]
     assert lines and all("512" in line for line in lines)
     assert read_back(files, adapter, version).rollout.max_running == 4096
+
+
+def test_a_dense_model_has_no_experts_to_send_tokens_to() -> None:
+    task = {"name": "math", "workload": "math", "prompts_per_step": 64, "max_response_tokens": 4096}
+    for role in ("rollout", "trainer"):
+        pools = [{"role": role, "settings": {"expert_dispatch": "deepep"}}]
+        with pytest.raises(SpecError, match="Qwen3-8B has no experts to send tokens to"):
+            predict_job(architecture="Qwen3-8B", cluster="dgx_h100", framework="slime", tasks=[task], pools=pools)

@@ -11,10 +11,14 @@ from rlperf.specs.scorer import Scorer
 
 
 def check_techniques(job: Job, architecture: Architecture) -> None:
-    """Raise a `SpecError` for a setting of the trainer that the architecture cannot follow."""
+    """Raise a `SpecError` for a setting of a pool that the architecture cannot follow."""
     settings = job.pool("trainer").settings
     if settings.router_replay in ("R2", "R3") and architecture.experts is None:
         none = f"router_replay: {architecture.name} has no experts to route to"
+        raise SpecError(Problem(none, suggestion="leave it out"))
+    dispatching = {job.pool(role).settings.expert_dispatch for role in ("rollout", "trainer")}
+    if "deepep" in dispatching and architecture.experts is None:
+        none = f"expert_dispatch: {architecture.name} has no experts to send tokens to"
         raise SpecError(Problem(none, suggestion="leave it out"))
     if settings.shared_prefix and stack_of(architecture).carries_state:
         state = f"layers of {architecture.name} carry a state that no trainer hands to several responses"

@@ -203,6 +203,22 @@ def test_tools_may_answer_as_much_as_a_response_holds_from_the_release_on_that_a
     assert [key in stated(version) for version in ("0.4", "0.5", "0.9")] == [False, True, True]
 
 
+@pytest.mark.parametrize(("cut", "said"), [(None, "256 characters, some 64 tokens"), (10**6, ""), (4000, "4,000")])
+def test_tools_whose_answers_verl_cuts_are_told_of(tmp_path: Path, cut: int | None, said: str) -> None:
+    """A file that is not rlperf's leaves it to 256 characters, and was predicted with whole answers, without a word."""
+    key = R + "multi_turn.max_tool_response_length"
+    keys = {
+        "actor_rollout_ref.model.path": "Qwen/Qwen3-4B", R + "name": "vllm", R + "multi_turn.enable": True,
+        "data.train_batch_size": 32, "data.max_response_length": 8192, **({} if cut is None else {key: cut}),
+    }  # fmt: skip
+    (tmp_path / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo " + " ".join(f"{name}={value}" for name, value in keys.items())
+    )
+    found = rlperf.audit_config(tmp_path / "run.sh", cluster="dgx_h100", workload="tool_use", plan=False)
+    told = [each.message for each in found.findings if each.key == key]
+    assert [said in each for each in told] == [True] * bool(said)
+
+
 def test_a_model_that_sees_is_run_by_the_vision_program_of_nemo_rl() -> None:
     task = {"name": "t", "workload": "image", "prompts_per_step": 128, "group_size": 8, "max_response_tokens": 2048}
     pools = [{"role": role, "devices": 8} for role in ("rollout", "trainer")]

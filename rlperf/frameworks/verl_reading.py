@@ -10,7 +10,7 @@ from rlperf.frameworks.drafting import read_sglang, read_vllm
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE
 from rlperf.frameworks.keytable import Flat
 from rlperf.frameworks.run import BatchFacts, Run, TrainerRun
-from rlperf.frameworks.verl_settings import NO_SYNC, OLD_REPLAY, REF, A, G, M, R
+from rlperf.frameworks.verl_settings import CHARACTERS, NO_SYNC, OLD_REPLAY, REF, A, G, M, R
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, mode_of_staleness
 from rlperf.specs.pool import Offload
@@ -223,8 +223,18 @@ def _scoring_facts(flat: Flat, run: Run) -> dict[str, Any]:
         "scoring_counted_twice": None not in counts[R],
         "reference_counted": any(count is not None for count in counts[REF]) if scored else None,
         "reference_budget": TOKENS_PER_DEVICE.read(budget, run) if scored and isinstance(budget, int) else None,
-        "beside": tuple(beside),
+        "beside": (*beside, *_cut_answers(flat, run)),
     }
+
+
+def _cut_answers(flat: Flat, run: Run) -> list[tuple[str, str]]:
+    """That answers of tools are cut (by default to 256 characters), as those of a workload are not."""
+    key, most = R + "multi_turn.max_tool_response_length", run.batch.max_response_tokens or 0
+    cut = flat.get(key) if flat.get(R + "multi_turn.enable") else None
+    if not isinstance(cut, int) or cut >= CHARACTERS * most:
+        return []
+    why = f"cuts every answer of a tool to {cut:,} characters, some {cut // CHARACTERS:,} tokens"
+    return [(key, f"{why}; those of the workload are predicted whole")]
 
 
 def _mode(flat: Flat, own: str, recipe: bool, fully: bool, batch: BatchFacts) -> tuple[Mode, int, BatchFacts]:

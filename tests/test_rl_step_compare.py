@@ -183,6 +183,24 @@ def test_the_header_of_an_exported_plan_names_its_lengths(tmp_path: Path) -> Non
         assert asked.question.context.job.tasks[0].workload == read
 
 
+def test_the_header_of_an_exported_plan_states_its_rewards(tmp_path: Path) -> None:
+    """Its file had those of the preset: 24.9 s beside the rollout where the plan had 3.7."""
+    from rlperf.plan.planner import plan_job
+
+    path = write(tmp_path, "job")
+    path.write_text(path.read_text().replace("group_size", "reward_s: 20 s\n    group_size"))
+    question = ask(path)
+    config = tmp_path / "config.yaml"
+    config.write_text(plan_texts(plan_job(question.context, facts=question.facts))["config.yaml"])
+    assert "; lengths of math, rewards 20 s.\n" in config.read_text()
+    imported = import_config([config])
+    assert job_of_config(imported).tasks[0].reward_s == 20.0
+    assert job_of_config(imported, workload="programming").tasks[0].reward_s is None
+    assert assumed_lines(imported, "dgx_h100", None)[1:] == ["assumed: rewards of 20 s, as its header says"]
+    found = _configuration(config, _job(path, None), None, None).question.context.job
+    assert (found.tasks[0].workload, found.tasks[0].reward_s) == ("math", 20.0)
+
+
 def test_wrong_files_are_named(tmp_path: Path) -> None:
     from rlperf.errors import SpecError
 

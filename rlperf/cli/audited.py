@@ -29,7 +29,14 @@ AlsoPlan = Annotated[bool, typer.Option(help="Also ask the planner for the best 
 
 def assumed_lines(imported: Imported, cluster: str | None, lengths: str | Path | None) -> list[str]:
     """Lines that say what stands for names that were not given; ``lengths``: a workload, or rollouts of the run."""
-    from rlperf.frameworks.imports import DEFAULT_CLUSTER, DEFAULT_WORKLOAD, planned_cluster, planned_workload
+    from rlperf.frameworks.imports import (
+        DEFAULT_CLUSTER,
+        DEFAULT_WORKLOAD,
+        planned_cluster,
+        planned_reward,
+        planned_workload,
+    )
+    from rlperf.units import human_seconds
 
     def named(planned: str | None, usual: str) -> str:
         return f"{planned}, as the file's header says" if planned else usual
@@ -37,4 +44,6 @@ def assumed_lines(imported: Imported, cluster: str | None, lengths: str | Path |
     device, workload = planned_cluster(imported), planned_workload(imported)
     defaults = ((f"cluster {named(device, DEFAULT_CLUSTER)}", cluster),
                 (f"workload {named(workload, DEFAULT_WORKLOAD)}", lengths))  # fmt: skip
-    return [f"assumed: {text}" for text, given in defaults if given is None]
+    found = [f"assumed: {text}" for text, given in defaults if given is None]
+    reward = planned_reward(imported, lengths if isinstance(lengths, str) else None)
+    return found if reward is None else [*found, f"assumed: rewards of {human_seconds(reward)}, as its header says"]

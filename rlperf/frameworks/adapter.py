@@ -61,6 +61,8 @@ class Source:
     """The cluster that an exported file was planned for, as its header names it."""
     planned_lengths: str = ""
     """The workload of its one task, likewise: a preset, or the name of a file that lay beside the job."""
+    planned_reward: str = ""
+    """Seconds of its rewards, where the task stated them."""
     worked_out: Mapping[str, str] = field(default_factory=dict)
     """Key -> ``file:line`` where a program works its value out: it is left to its default."""
 

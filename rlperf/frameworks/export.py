@@ -132,13 +132,9 @@ def _exported(plan: Plan, adapter: Adapter, version: str, folder: Path | str | N
 
 
 def write_job(
-    job: Job,
-    framework: str | None,
-    out: Path | str,
-    *,
-    carried: Carried | None = None,
+    job: Job, framework: str | None, out: Path | str, *, carried: Carried | None = None,
     folder: Path | str | None = None,
-) -> tuple[Path, ...]:
+) -> tuple[Path, ...]:  # fmt: skip
     """Write a job whose pools are pinned; what was ``carried`` along by its import is kept."""
     adapter, version = _framework(framework or job.framework)
     per_node = _devices_per_node(job, folder)
@@ -380,7 +376,9 @@ def _where(phase: Phase, job: Job) -> str:
     pools = {pool.role: f"{pool.devices} x {pool.device}" for pool in phase.pools}
     shared = len(set(pools.values())) == 1 and MODES[phase.mode].shares_devices
     devices = next(iter(pools.values())) if shared else ", ".join(f"{role} {each}" for role, each in pools.items())
-    lengths = ", ".join(_named(str(task.workload)) for task in job.tasks if task.name in phase.tasks)
+    tasks = [task for task in job.tasks if task.name in phase.tasks]
+    lengths, reward = ", ".join(_named(str(task.workload)) for task in tasks), tasks[0].reward_s
+    lengths += f", rewards {reward:g} s" if len(tasks) == 1 and reward is not None else ""
     return f"Planned for {_named(job.cluster)}: {devices}; lengths of {lengths}."
 
 

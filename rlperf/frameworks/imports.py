@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -219,6 +220,12 @@ def planned_workload(imported: Imported) -> str | None:
     return planned if planned in PRESETS else None
 
 
+def planned_reward(imported: Imported, workload: str | None) -> float | None:
+    """Seconds of the rewards that the header of an exported file states; None where other lengths are asked for."""
+    said, lengths = imported.source.planned_reward, imported.source.planned_lengths
+    return float(said) if re.fullmatch(r"[0-9.e+-]+", said) and workload in (None, lengths) else None
+
+
 def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:
@@ -238,6 +245,7 @@ def job_of(
             cluster=cluster or planned_cluster(imported) or DEFAULT_CLUSTER,
             workload=workload or planned_workload(imported) or DEFAULT_WORKLOAD,
             name=name,
+            reward_s=planned_reward(imported, workload),
         )
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]

@@ -257,7 +257,9 @@ def _pinned(pool: PoolSpec, problems: list[Problem]) -> dict[str, Value]:
     return {name: value for name, value in pinned.items() if value is not None}
 
 
-def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str = "imported") -> Job:
+def to_job(
+    run: Run, *, framework: str, cluster: str, workload: str, name: str = "imported", reward_s: float | None = None
+) -> Job:
     """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
     batch = run.batch
     task = Task(
@@ -271,7 +273,7 @@ def to_job(run: Run, *, framework: str, cluster: str, workload: str, name: str =
         generated_prompts=batch.generated_prompts if run.algorithm == "dapo" else None,
         generation_batch=batch.generation_batch if run.algorithm == "dapo" else None,
         over_provision=(batch.over_provision,),
-    )
+    ).model_copy(update={"reward_s": reward_s})
     critic = [{"role": "critic", "placement": "own", "devices": run.critic_devices}] if run.critic_devices else []
     ahead = run.staleness or run.traits.least_staleness
     if batch.over_provision > 1.0:  # what goes on in the next rl_step is trained on a version late

@@ -31,8 +31,8 @@ _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
 _LAUNCHER = frozenset({"num_processes", "num_machines", "nproc_per_node", "nnodes"})
 
 
-PLANNED_FOR = re.compile(r"^# Planned for (\S+): (?:.*; lengths of (\S+)\.$)?", re.MULTILINE)
-"""The line of an exported file's header that names its cluster and, of one task, its lengths
+PLANNED_FOR = re.compile(r"^# Planned for (\S+): (?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?\.$)?", re.MULTILINE)
+"""The line of an exported file's header that names its cluster and, of one task, its lengths and reward time
 (`rlperf.frameworks.export`)."""
 _KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), TRL's program (.py), or a file of flags"
 
@@ -50,7 +50,7 @@ class _Gathered:
     given: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     folder: str = ""
-    planned: tuple[str, str] = ("", "")
+    planned: tuple[str, str, str] = ("", "", "")
     configurations: str = ""
     """Folder of the configurations that a command names."""
     worked_out: dict[str, str] = field(default_factory=dict)
@@ -124,7 +124,7 @@ def _read_one(path: Path, gathered: _Gathered) -> None:
 
 def _read_planned(text: str, gathered: _Gathered) -> None:
     if planned := PLANNED_FOR.search(text):
-        gathered.planned = planned[1], planned[2] or ""
+        gathered.planned = planned[1], planned[2] or "", planned[3] or ""
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------

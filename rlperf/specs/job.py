@@ -84,7 +84,7 @@ class Task(Frozen):
         None, description="that the environment (sandboxes, tools) has under way at once; larger batches run in waves"
     )
     images: ImageTokens | None = Field(None, description="default: what the workload states")
-    reward_s: Seconds | None = Field(None, description="reward time per rl_step where the workload states none")
+    reward_s: Seconds | None = Field(None, description="reward time per rl_step; default: what the workload states")
     rl_steps: Naturals | None = Field(None, description="recorded rl_steps of a trace to use; default all")
 
     @model_validator(mode="after")

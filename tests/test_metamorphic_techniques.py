@@ -1,4 +1,4 @@
-"""The study of pairs of techniques: every rule asks for what can be planned, and none is tried for ever."""
+"""The studies of techniques and of large jobs: every rule asks for what can be planned, and none is tried for ever."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rlperf.api import ask
 from rlperf.errors import SpecError
 from rlperf.specs.job import Job
 from studies.metamorphic import run
+from studies.metamorphic.large import RULES as LARGE
 from studies.metamorphic.run import IN_VAIN, Data, Pair, pairs
 from studies.metamorphic.techniques import RULES
 
@@ -19,7 +20,7 @@ from .quick import slow_but
 
 def test_both_jobs_of_every_rule_can_be_asked() -> None:
     """A first job may be refused (no key for it), never all of a rule; a second is refused with its first alone."""
-    for rule in RULES:
+    for rule in (*RULES, *LARGE):
         told = Counter[bool]()
         for seed in range(3):
             pair = rule(Random(seed))
@@ -52,7 +53,8 @@ def test_a_rule_whose_jobs_nothing_fits_is_named_after_so_many(monkeypatch: pyte
     assert len(tried) == 2 * IN_VAIN - 1
 
 
-@pytest.mark.parametrize("number", slow_but(range(len(RULES))))
+@pytest.mark.parametrize("number", slow_but(range(len(RULES + LARGE))))
 def test_no_pair_of_the_study_is_violated(number: int) -> None:
     """One pair of each rule; ``python -m studies.metamorphic.techniques`` goes through as many as are asked for."""
-    assert [pair for pair, excess in pairs(1, 7, RULES[number : number + 1]) if not pair.holds(excess)] == []
+    rule = (*RULES, *LARGE)[number]
+    assert [pair for pair, excess in pairs(1, 7, (rule,)) if not pair.holds(excess)] == []

@@ -35,6 +35,7 @@ IN_VAIN = 30
 
 Data = dict[str, Any]
 Change = Callable[[Hardware], Hardware]
+Jobs = Callable[[Random], Data]
 
 
 @dataclass(frozen=True)
@@ -140,18 +141,18 @@ OPEN: tuple[tuple[str, str, str, tuple[Any, ...]], ...] = (
 """(role, part, name, values) of what a job may pin or leave open."""
 
 
-def opened(random: Random) -> Pair:
+def opened(random: Random, jobs: Jobs = job) -> Pair:
     """A pinned value, and several among which it is."""
-    data = job(random)
+    data = jobs(random)
     role, part, name, values = random.choice(OPEN)
     value = random.choice(values)
     first, second = (with_pool(data, role, part, **{name: each}) for each in (value, list(values)))
     return Pair("open", f"{role} {name} {value} -> {list(values)}", first, second)
 
 
-def unpinned(random: Random) -> Pair:
+def unpinned(random: Random, jobs: Jobs = job) -> Pair:
     """A pinned value that the planner tries by itself, and nothing said of it."""
-    data = job(random)
+    data = jobs(random)
     role, part, name, value = random.choice([
         ("rollout", "layout", "tensor_parallel", random.choice([1, 2, 4, 8])),
         ("rollout", "settings", "memory_fraction", random.choice([0.5, 0.7, 0.9])),

@@ -19,6 +19,7 @@ from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config
 from rlperf.plan.answer.prediction import _against_preemption
+from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.question.demand import batches
 from rlperf.plan.size import SizeRow, Sizing
 from rlperf.plan.size_target import SizeTarget
@@ -148,9 +149,9 @@ def test_several_frameworks_are_told_how_they_are_ranked() -> None:
         rlperf.plan_job(rlperf.short_job("Qwen3-8B", 8, framework="verl,slime"))
 
 
-def test_the_cheapest_cluster_is_told_with_those_within_its_interval() -> None:
-    predicted = SimpleNamespace(rl_step_s=100.0, high_s=125.0)
-    plan: Any = SimpleNamespace(phases=[SimpleNamespace(rl_steps=(0, 0), predicted=predicted)])
+def test_the_cheapest_cluster_is_told_with_those_within_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = SimpleNamespace()
+    monkeypatch.setattr(WholeStep, "of", lambda _: SimpleNamespace(rl_step_s=100.0, high_s=125.0))
     rows = [
         SizeRow(cluster, nodes, 8 * nodes, 100.0, 100.0, usd, meets)
         for cluster, nodes, usd, meets in (

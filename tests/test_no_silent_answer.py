@@ -235,11 +235,18 @@ def test_sizes_that_tensor_cores_do_not_take_as_they_lie_are_said(tmp_path: Path
         found = predict_job({**JOB, "architecture": str(file), "pools": pools})
         return [words.partition(": ")[0] for words in found.warnings if "slower than predicted" in words]
 
-    pools = [{"role": "rollout", "layout": {"tensor_parallel": 2}}]
+    layout, engine = {"tensor_parallel": 2}, {"backend": "vllm"}
+    pools = [{"role": "rollout", "layout": layout, "settings": engine}]
     assert warned(vocab_size=1024) == []
     assert warned(vocab_size=1024, head_dim=60) == ["head_dim 60 is no multiple of 8"]
     assert warned(vocab_size=1024, intermediate_size=1022) == ["intermediate_size 1,022 is no multiple of 8"]
-    assert warned(vocab_size=1000) == ["vocab_size 1,000 over TP2 of the rollout is no multiple of 8 on a device"]
+    odd = "vocab_size 1,000 over TP2 of the rollout is no multiple of 8 on a device"
+    assert warned(vocab_size=1000) == [odd]
+    # two copies of the attention have the whole table each; in SGLang they share the output head
+    layout["attention_data_parallel"] = 2
+    assert warned(vocab_size=1000) == []
+    engine["backend"] = "sglang"
+    assert warned(vocab_size=1000) == [odd]
 
 
 def test_a_server_that_no_node_holds_is_refused_in_the_frameworks_words() -> None:

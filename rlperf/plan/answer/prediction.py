@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 from rlperf.cost.basis import serving_basis
@@ -27,7 +29,6 @@ from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
-from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
 from rlperf.specs.trainer_calibration import TrainerCalibration
@@ -69,7 +70,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
             notes=(*_calibration_notes(context), *_unmeasured(trainer), *unlike),
         ),
         fits=not over and not cache_shortage(evaluation),
-        warnings=(*_warnings(context.job, task, evaluation), *_unfiltered(context, evaluation)),
+        warnings=(*_warnings(context, task, evaluation), *_unfiltered(context, evaluation)),
         advice=tuple(advice(evaluation, memory, over, context)),
     )
 
@@ -108,32 +109,39 @@ MANY_CUT, FEW_CUT = 0.25, 0.05
 """Shares of responses cut at the maximum length: above the first a plan warns, and names what cuts the second."""
 
 
-def _warnings(job: Job, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+def _warnings(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     """What the numbers do not say and a run would waste: groups of one, responses that are cut."""
+    job = context.job
     alone = evaluation.demand.batch.group_size == 1 and job.algorithm != "ppo"
     words = f"group_size 1: {job.algorithm} holds a response against its group, so there is no advantage to learn from"
     cut = _cut(task, evaluation, timed=job.horizon.group is not None)
-    return (*([words] if alone else []), *cut, *_odd_sizes(task.architecture, evaluation))
+    return (*([words] if alone else []), *cut, *_odd_sizes(context, task.architecture, evaluation))
 
 
 TENSOR_CORE = 8
 """Values of 16 bits that a row must be a multiple of for tensor cores to read it as it lies (16 bytes)."""
 
 
-def _odd_sizes(architecture: Architecture, evaluation: Evaluation) -> tuple[str, ...]:
-    """Sizes of the model, by their keys, that tensor cores do not take as they lie: whole, or cut by TP."""
+def _odd_sizes(context: Context, architecture: Architecture, evaluation: Evaluation) -> tuple[str, ...]:
+    """Sizes of the model, by their keys, that tensor cores do not take as they lie: whole, or cut by TP.
+
+    Copies of the attention cut what they hold among their own devices; an output head that they share, among all.
+    """
     pools = {pool.role: pool.layout for pool in evaluation.configuration.pools if pool.role in ("rollout", "trainer")}
     experts = architecture.experts
     cut = {"intermediate_size": architecture.ffn_hidden, "vocab_size": architecture.vocab}
     whole = {"head_dim": architecture.head_dim, "moe_intermediate_size": experts.hidden if experts else 0}
     words = [f"{key} {size:,} is no multiple of {TENSOR_CORE}"
              for key, size in {**whole, **cut}.items() if size > 1 and size % TENSOR_CORE]  # fmt: skip
-    words += [
-        f"{key} {size:,} over TP{layout.tensor_parallel} of the {role} is no multiple of {TENSOR_CORE} on a device"
-        for key, size in cut.items()
-        for role, layout in pools.items()
-        if size % TENSOR_CORE == 0 and size % (TENSOR_CORE * layout.tensor_parallel)
-    ]
+    for key, (role, layout) in product(cut, pools.items()):
+        shared = role == "rollout" and key == "vocab_size" and context.engine.gathers_rows
+        copies = layout.attention_data_parallel or 1
+        degrees = {max(layout.tensor_parallel // copies, 1), layout.tensor_parallel if shared else 1}
+        words += [
+            f"{key} {cut[key]:,} over TP{degree} of the {role} is no multiple of {TENSOR_CORE} on a device"
+            for degree in sorted(degrees)
+            if cut[key] % TENSOR_CORE == 0 and cut[key] % (TENSOR_CORE * degree)
+        ]
     return tuple(f"{each}: kernels pad it or run slower than predicted" for each in words)
 
 

@@ -98,14 +98,16 @@ def explain(
 
 def _of_plan(plan: Plan, question: Question, floor: float, task: str | None) -> Explained:
     steps, notes = steps_of_plan(plan, question.context, task)
-    return Explained(feasible(explain_prediction(steps, floor=floor, notes=notes), question))
+    found = explain_prediction(steps, floor=floor, notes=notes, able=able_here(question))
+    return Explained(feasible(found, question))
 
 
 def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: float, task: str | None) -> Explained:
     question = ask(job, task=task)
     if not scale:
         steps, notes = steps_of_job(*question.pair)
-        return Explained(feasible(explain_prediction(steps, floor=floor, notes=notes), question))
+        causes = explain_prediction(steps, floor=floor, notes=notes, able=able_here(question))
+        return Explained(feasible(causes, question))
     if len(scale) < 2:
         raise SpecError("--scale needs at least two numbers of devices")
     jobs = [scaled_job(question.job, question.context.cluster, devices) for devices in sorted(scale)]
@@ -120,11 +122,15 @@ _KEYED = {"partial_rollout": "batch.over_provision", "over_provisioning": "batch
 
 def feasible(found: Explanation, question: Question) -> Explanation:
     """Without advice that the job's framework, its devices or its pools do not let follow."""
+    return _advised(found, able_here(question))
+
+
+def able_here(question: Question) -> dict[str, bool]:
+    """Advice that a job's framework, its devices or its pools may not let follow -> whether they do."""
     device, apart = question.context.rollout_hardware.device, question.job.pool("rollout").cluster is not None
     able = _able(question.facts.name, question.facts.modes)
     able["kv_dtype"] = able["kv_dtype"] and (device.peaks.fp8 is not None or device.reads_fp8)
-    able |= {"colocate": able["colocate"] and not apart, "split": not apart}
-    return _advised(found, able)
+    return able | {"colocate": able["colocate"] and not apart, "split": not apart}
 
 
 def _able(framework: str, modes: Iterable[Mode]) -> dict[str, bool]:

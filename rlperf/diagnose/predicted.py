@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,11 +20,13 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import execution_in, stages_of
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.modes import Execution, first_chunk_s, sync_pauses
+from rlperf.sim.rl_step.rollout_stage import POLICY_RL_STEPS, POLICY_WARM_UP
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
+from rlperf.sim.rollout.tail import GroupSource, PartialRollouts
 from rlperf.specs.modes import MODES, Form, ModeTraits
 
 _TRAINING = (
@@ -227,14 +229,19 @@ def _limits(evaluation: Evaluation) -> EngineLimits:
     return evaluation.replicas.limits
 
 
+NOTHING_REFUSED: Mapping[str, bool] = {}
 NO_GAIN = 1e-3
 """Share of an rl_step below which a simulated gain is none."""
 
 
 def explain_prediction(
-    steps: PredictedSteps, *, floor: float = FLOOR, limits: Thresholds | None = None, notes: tuple[str, ...] = ()
-) -> Explanation:
-    """Explain predicted rl_steps; advice on the rollout carries gains simulated again with the knob turned."""
+    steps: PredictedSteps, *, floor: float = FLOOR, limits: Thresholds | None = None, notes: tuple[str, ...] = (),
+    able: Mapping[str, bool] = NOTHING_REFUSED,
+) -> Explanation:  # fmt: skip
+    """Explain predicted rl_steps; advice on the rollout carries gains simulated again with the knob turned.
+
+    ``able`` : of knobs that a framework may lack, which it has: no other is turned
+    """
     if steps.apart is not None:
         notes += ("prompts are read apart: reading and sending a later turn shows as tools",)
     # A predicted controller takes what its framework takes: a cost of the plan, never a fault.
@@ -249,7 +256,7 @@ def explain_prediction(
         if advice.knob not in _KNOBS or steps.whole:
             return advice
         if advice.knob not in tried:
-            tried[advice.knob] = found.rl_step_s - _KNOBS[advice.knob](steps).graph().rl_step_s()
+            tried[advice.knob] = found.rl_step_s - _KNOBS[advice.knob](steps)
         return replace(advice, gain_s=tried[advice.knob], predicted_by="simulation")
 
     causes = []
@@ -257,7 +264,7 @@ def explain_prediction(
         if cause.kind in _REMOVED and not steps.whole:
             cause = simulated(cause, found.rl_step_s - _REMOVED[cause.kind](steps).graph().rl_step_s(), found.rl_step_s)
         # a prediction has nothing that broke: what stands out in it is what the configuration pays
-        advices = (_further(a) if ahead and cause.kind in _LONG else a for a in cause.advice)
+        advices = (_further(a) if ahead and cause.kind in _LONG else a for a in cause.advice if able.get(a.knob, True))
         # on shared devices nothing would run beside the rollout any more, which its seconds do not count
         advices = (a for a in advices if not (ahead and a.knob == "colocate"))
         turned = (better(advice) for advice in advices)
@@ -278,6 +285,15 @@ def _further(advice: Advice) -> Advice:
     return replace(advice, action="asynchronous: engines go on with other prompts before a batch has ended")
 
 
+def _simulated(steps: PredictedSteps, old: RolloutResult, served: Trajectories) -> RolloutResult:
+    """A rollout with the engines of ``old``."""
+    simulate = simulate_rollout if steps.apart is None else partial(simulate_apart, apart=steps.apart)
+    return simulate(
+        served, len(old.timelines) + len(old.readers), cost=steps.cost, limits=steps.limits,
+        devices_per_replica=int(old.devices[0]), routing=steps.routing, options=steps.options,
+    )  # fmt: skip
+
+
 def _again(
     steps: PredictedSteps,
     *,
@@ -286,34 +302,39 @@ def _again(
     trajectories: tuple[Trajectories, ...] | None = None,
 ) -> PredictedSteps:
     """The same rl_steps with the rollout simulated again."""
-    route, bound, served = routing or steps.routing, limits or steps.limits, trajectories or steps.trajectories
-    apart = steps.apart
-    simulate = simulate_rollout if apart is None else partial(simulate_apart, apart=apart)
-    results = tuple(
-        simulate(
-            one, len(old.timelines) + len(old.readers), cost=steps.cost, limits=bound,
-            devices_per_replica=int(old.devices[0]), routing=route, options=steps.options,
-        )
-        for one, old in zip(served, steps.results, strict=True)
-    )  # fmt: skip
-    return replace(steps, routing=route, limits=bound, trajectories=served, results=results)
+    served = trajectories or steps.trajectories
+    moved = replace(steps, routing=routing or steps.routing, limits=limits or steps.limits, trajectories=served)
+    results = tuple(_simulated(moved, old, one) for one, old in zip(served, steps.results, strict=True))
+    return replace(moved, results=results)
 
 
-def _more_cache(steps: PredictedSteps) -> PredictedSteps:
-    return _again(steps, limits=replace(steps.limits, kv_tokens=2.0 * steps.limits.kv_tokens))
+def _more_cache(steps: PredictedSteps) -> float:
+    limits = replace(steps.limits, kv_tokens=2.0 * steps.limits.kv_tokens)
+    return _again(steps, limits=limits).graph().rl_step_s()
 
 
-def _more_running(steps: PredictedSteps) -> PredictedSteps:
-    return _again(steps, limits=replace(steps.limits, max_running=2 * steps.limits.max_running))
+def _more_running(steps: PredictedSteps) -> float:
+    limits = replace(steps.limits, max_running=2 * steps.limits.max_running)
+    return _again(steps, limits=limits).graph().rl_step_s()
 
 
-def _carried_over(steps: PredictedSteps) -> PredictedSteps:
-    """The slowest twentieth of the trajectories ends in the next rl_step: here it counts as absent."""
-    kept = []
-    for one, result in zip(steps.trajectories, steps.results, strict=True):
-        order = np.argsort(result.finish_s, kind="stable")
-        kept.append(one.take(np.sort(order[: max(int(np.ceil(0.95 * order.size)), 1)])))
-    return _again(steps, trajectories=tuple(kept))
+OVER_PROVISION = 2.0
+"""Groups under way for one that is waited for: what APRIL (arXiv 2509.18521) starts, and `rlperf plan --what-if`."""
+
+
+def _carried_over(steps: PredictedSteps) -> float:
+    """Unfinished groups go on in the next rl_step, as `PartialRollouts` has it: rollouts of the first one's share.
+
+    Turns with tools cannot be stopped and continued: they stay as they are.
+    """
+    graph, old, served = steps.graph(), steps.results[0], steps.trajectories[0]
+    if not served.single_turn:
+        return graph.rl_step_s()
+    groups, run = np.unique(served.group).size, PartialRollouts(OVER_PROVISION)
+    found = run.run(GroupSource(served), partial(_simulated, steps, old), groups, POLICY_RL_STEPS).steps
+    share = float(np.mean([each.seconds for each in found[POLICY_WARM_UP:]])) / old.makespan_s
+    rolls = np.isin(graph.activity, g.IN_ROLLOUT)
+    return graph.what_if_s(g.Change(np.where(rolls, min(share, 1.0), 1.0)))
 
 
 def _served(change: Callable[[Trajectories], Trajectories]) -> Callable[[PredictedSteps], PredictedSteps]:
@@ -328,12 +349,12 @@ _REMOVED: dict[str, Callable[[PredictedSteps], PredictedSteps]] = {
 }
 """Causes in the rollout, where removing one changes what the others' engine_steps cost: simulated again. All other
 causes of a prediction lie on a chain of stages, where the replayed graph is exact."""
-_KNOBS: dict[str, Callable[[PredictedSteps], PredictedSteps]] = {
-    "routing": lambda steps: _again(steps, routing="least_loaded"),
+_KNOBS: dict[str, Callable[[PredictedSteps], float]] = {
+    "routing": lambda steps: _again(steps, routing="least_loaded").graph().rl_step_s(),
     "kv_dtype": _more_cache,
     "memory_fraction": _more_cache,
     "max_running": _more_running,
     "partial_rollout": _carried_over,
 }
-"""Knobs that can be simulated without laying the job out again. ``kv_dtype`` and ``memory_fraction`` stand for a cache
-twice as large; ``partial_rollout`` for the slowest twentieth of the trajectories carried over."""
+"""Seconds of an rl_step with a knob turned, where no other layout is needed for it. ``kv_dtype`` and
+``memory_fraction`` stand for a cache twice as large."""

@@ -316,13 +316,17 @@ def _gain(
         high=saved[1],
         engine_bytes=signs * float((_engine(side) - _engine(first)).item()),
         trainer_bytes=signs * float((after.held.peak - before.held.peak).item()),
-        said=", ".join(filter(None, (_lag(fields), _said(technique, first, side, step.ratio)))),
+        said=", ".join(filter(None, (_lag(fields, side), _said(technique, first, side, step.ratio)))),
     )
 
 
-def _lag(fields: Fields) -> str:
-    """How stale what is trained on may be, where a technique sets it: the gain is of that many rl_steps."""
-    return f"staleness {fields['limits.staleness']}" if "limits.staleness" in fields else ""
+def _lag(fields: Fields, side: Side) -> str:
+    """How stale what is trained on may be, where a technique sets it: the gain is of that many rl_steps.
+
+    Of a mode that is what was planned: a framework without a key for the bound has one of its own.
+    """
+    planned = side.evaluation.configuration.staleness if "modes" in fields else fields.get("limits.staleness")
+    return f"staleness {planned}" if "limits.staleness" in fields else ""
 
 
 def _mean(values: np.ndarray) -> float:

@@ -197,6 +197,9 @@ def test_the_header_of_an_exported_plan_states_its_rewards(tmp_path: Path) -> No
     assert job_of_config(imported).tasks[0].reward_s == 20.0
     assert job_of_config(imported, workload="programming").tasks[0].reward_s is None
     assert assumed_lines(imported, "dgx_h100", None)[1:] == ["assumed: rewards of 20 s, as its header says"]
+    said = CliRunner().invoke(app, ["import", str(config), "--out", str(tmp_path / "imported.yaml"), "--json"])
+    assert json.loads(said.stdout)["assumed"][1:] == ["workload math, as the file's header says",
+                                                      "rewards of 20 s, as its header says"]  # fmt: skip
     found = _configuration(config, _job(path, None), None, None).question.context.job
     assert (found.tasks[0].workload, found.tasks[0].reward_s) == ("math", 20.0)
 

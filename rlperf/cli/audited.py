@@ -29,6 +29,11 @@ AlsoPlan = Annotated[bool, typer.Option(help="Also ask the planner for the best 
 
 def assumed_lines(imported: Imported, cluster: str | None, lengths: str | Path | None) -> list[str]:
     """Lines that say what stands for names that were not given; ``lengths``: a workload, or rollouts of the run."""
+    return [f"assumed: {each}" for each in assumed_of(imported, cluster, lengths)]
+
+
+def assumed_of(imported: Imported, cluster: str | None, lengths: str | Path | None) -> list[str]:
+    """The same in words alone."""
     from rlperf.frameworks.imports import (
         DEFAULT_CLUSTER,
         DEFAULT_WORKLOAD,
@@ -44,6 +49,6 @@ def assumed_lines(imported: Imported, cluster: str | None, lengths: str | Path |
     device, workload = planned_cluster(imported), planned_workload(imported)
     defaults = ((f"cluster {named(device, DEFAULT_CLUSTER)}", cluster),
                 (f"workload {named(workload, DEFAULT_WORKLOAD)}", lengths))  # fmt: skip
-    found = [f"assumed: {text}" for text, given in defaults if given is None]
+    found = [text for text, given in defaults if given is None]
     reward = planned_reward(imported, lengths if isinstance(lengths, str) else None)
-    return found if reward is None else [*found, f"assumed: rewards of {human_seconds(reward)}, as its header says"]
+    return found if reward is None else [*found, f"rewards of {human_seconds(reward)}, as its header says"]

@@ -40,6 +40,7 @@ def import_(
 
     Example: rlperf import run_grpo.sh --cluster dgx_h100 --out job.yaml
     """
+    from rlperf.cli.audited import assumed_of
     from rlperf.frameworks.carried import keys_file
     from rlperf.frameworks.imports import describe, import_config, job_of, job_text, keys_text, with_architecture
     from rlperf.specs.writer import write_atomic
@@ -49,11 +50,7 @@ def import_(
     job = job_of(imported, cluster=cluster, workload=workload, name=config[0].stem)
     write_atomic(out, job_text(job))
     write_atomic(keys_file(out), keys_text(imported))
-    assumed = [
-        text
-        for text, given in ((f"cluster {job.cluster}", cluster), (f"workload {job.tasks[0].workload}", workload))
-        if given is None
-    ]
+    assumed = assumed_of(imported, cluster, workload)
     assumed += filter(None, [_shape_note(job.architecture)])
     assumed += [f"{base}, which is not here, states nothing beside the defaults" for base in imported.absent_bases]
     problems = [(item, "unknown key") for item in imported.unknown]

@@ -172,6 +172,20 @@ def test_a_mode_that_runs_ahead_is_not_advised_to_do_so(tmp_path: Path) -> None:
     assert not any(each.knob == "colocate" for cause in found.causes for each in cause.advice)
 
 
+def test_degrees_that_a_layout_has_are_advised_on(steps: PredictedSteps) -> None:
+    """FSDP alone was told to keep tensor_parallel inside a node, and to take less pipeline and context parallelism."""
+
+    def advised(**layout: tuple[str, ...]) -> dict[str, str]:
+        found = explain_prediction(replace(steps, **layout), floor=0.0)  # type: ignore[arg-type]
+        (cause,) = (each for each in found.causes if each.kind == "exposed_communication")
+        return {each.knob: each.action for each in cause.advice}
+
+    assert steps.degrees == () and advised().keys() == {"overlap"}
+    both = advised(degrees=("tensor_parallel", "context_parallel"))
+    assert both["tensor_parallel"] == "less tensor_parallel or context_parallel"
+    assert "ulysses" in advised(degrees=("ulysses",))
+
+
 def test_a_plan_is_explained_like_its_job(colocated: tuple[Question, Path], steps: PredictedSteps) -> None:
     asked, _ = colocated
     evaluation, _ = evaluate_job(asked.context, asked.facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -54,6 +54,7 @@ class PredictedSteps:
     group_s, chunks : of a streamed rl_step: from the start of a group to its last response [s] ``[rl_steps]``, and the
         pieces in which the batch is trained [1]
     devices : GPUs in all
+    degrees : of the trainer's layout those above 1 whose devices wait for each other within a layer or a batch
     """
 
     trajectories: tuple[Trajectories, ...]
@@ -74,6 +75,7 @@ class PredictedSteps:
     routing: Routing = "round_robin"
     options: EngineOptions = PLAIN
     apart: Apart | None = None
+    degrees: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> PredictedSteps:
@@ -86,7 +88,7 @@ class PredictedSteps:
         for name, activity in _TRAINING:
             each = np.broadcast_to(getattr(evaluation.training, name), evaluation.training.total_s.shape)
             parts.append((activity, each.reshape(count, -1).sum(axis=1) * factor))
-        batch = evaluation.configuration.batch
+        batch, layout = evaluation.configuration.batch, evaluation.configuration.pool("trainer").layout
         return cls(
             trajectories=evaluation.served,
             results=evaluation.rollouts,
@@ -108,6 +110,7 @@ class PredictedSteps:
             chunks=evaluation.framework.chunks(batch.prompts, batch.updates),
             options=evaluation.replicas.options,
             apart=evaluation.replicas.apart,
+            degrees=tuple(name for name in _WAITING if getattr(layout, name) > 1),
         )  # fmt: skip
 
     @property
@@ -267,6 +270,8 @@ def explain_prediction(
         advices = (_further(a) if ahead and cause.kind in _LONG else a for a in cause.advice if able.get(a.knob, True))
         # on shared devices nothing would run beside the rollout any more, which its seconds do not count
         advices = (a for a in advices if not (ahead and a.knob == "colocate"))
+        if cause.kind == "exposed_communication":
+            advices = (each for a in advices for each in _fewer(a, steps.degrees))
         turned = (better(advice) for advice in advices)
         # a knob that was turned and won nothing is no advice
         least = NO_GAIN * found.rl_step_s
@@ -283,6 +288,17 @@ def _further(advice: Advice) -> Advice:
     if advice.knob != "staleness":
         return advice
     return replace(advice, action="asynchronous: engines go on with other prompts before a batch has ended")
+
+
+_WAITING = ("tensor_parallel", "pipeline_parallel", "context_parallel", "ulysses", "expert_parallel")
+
+
+def _fewer(advice: Advice, degrees: Sequence[str]) -> Iterator[Advice]:
+    """Advice on the degrees that a layout has: to keep tensor parallelism in a node came where there is none."""
+    if advice.knob != "tensor_parallel":
+        yield advice
+    elif degrees:
+        yield replace(advice, knob=degrees[0], action=f"less {' or '.join(degrees)}")
 
 
 def _simulated(steps: PredictedSteps, old: RolloutResult, served: Trajectories) -> RolloutResult:

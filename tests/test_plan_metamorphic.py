@@ -183,7 +183,10 @@ def test_more_nodes_are_never_slower() -> None:
 TRAYS = {"cluster": "gb200_nvl72", "modes": ["one_step_off"], "limits": {"staleness": 1}}
 
 
-@pytest.mark.parametrize(("nodes", "asked", "prompts"), [(10, {}, 80), (48, TRAYS, 128)])
+TAUGHT = {"scorers": [{"name": "t", "kind": "teacher", "architecture": "Qwen3-8B", "placement": "own", "devices": 8}]}
+
+
+@pytest.mark.parametrize(("nodes", "asked", "prompts"), [(10, {}, 80), (48, TRAYS, 128), (11, TAUGHT, 80)])
 def test_a_node_more_than_divides_well_is_no_slower(nodes: int, asked: dict[str, object], prompts: int) -> None:
     """Eleven nodes were planned on eight, 5 % slower than ten; of 49 trays 1, 7, 13 ... trained: three times slower."""
     task = {**TASK, "prompts_per_step": prompts, "mini_batch": prompts, "group_size": 8, "max_response_tokens": 4096}

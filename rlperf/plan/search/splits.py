@@ -66,13 +66,16 @@ def splits(context: Context) -> list[Split]:
 
     Scorers and a critic with devices of their own leave the rest to both.
     """
+    seated = seats(context)
+    critics = {own: _of_critic(context, context.cluster.devices - sum(own)) for own in seated}
+    pinned = sum(map(len, critics.values())) == 1  # else other numbers of theirs leave what divides well
     found = [
         replace(split, critic=critic)
-        for own in seats(context)
-        for critic in _of_critic(context, context.cluster.devices - sum(own))
+        for own in seated
+        for critic in critics[own]
         for mode in context.job.modes
         if own in seats(context.of(mode))  # files may seat a scorer by the mode
-        for split in _splits_beside(context, mode, context.cluster.devices - sum(own) - critic, own)
+        for split in _splits_beside(context, mode, context.cluster.devices - sum(own) - critic, own, rounds=pinned)
     ]
     return list(dict.fromkeys(found))
 
@@ -86,14 +89,15 @@ def _of_critic(context: Context, total: int) -> list[int]:
     return [devices for devices in stated if devices < total]
 
 
-def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...]) -> list[Split]:
+def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...], *, rounds: bool) -> list[Split]:
     """Splits of ``total`` devices between rollout and trainer beside scorers on devices of their ``own``.
 
     Where those leave part of a node, also of the whole nodes that are left: not every framework shares one out.
+    ``rounds`` : also of the nodes of them that divide well
     """
     rollout, trainer = context.job.pool("rollout").devices, context.job.pool("trainer").devices
     node = context.cluster.devices_per_node
-    rounded = () if own else _rounded(total, node)  # beside scorers, what other numbers of theirs leave
+    rounded = _rounded(total, node) if rounds else ()
     if MODES[mode].shares_devices:
         counts = *_counts(context, total), *rounded
         both = sorted(set(rollout or trainer or counts) & set(trainer or rollout or counts))

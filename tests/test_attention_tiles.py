@@ -21,7 +21,14 @@ from rlperf.cost.attention import (
     packed_attention_s,
     prefill_attention_s,
 )
-from rlperf.specs.calibration import DeviceCalibration, PrefillFit, TileFit, WindowFit, load_device_calibration
+from rlperf.specs.calibration import (
+    DeviceCalibration,
+    PrefillFit,
+    Quality,
+    TileFit,
+    WindowFit,
+    load_device_calibration,
+)
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_device
 from rlperf.told import quiet
@@ -92,27 +99,61 @@ def test_one_multiprocessor_reads_a_window_that_is_not_split() -> None:
     assert full < 0.3 * alone  # whole contexts are split
 
 
-def test_windows_of_flash_attention_2_are_recovered() -> None:
-    planted = WindowFit(fixed="4 us", start="2 us", bytes_per_clock=10.0, memory=0.6)
-    parts = {}
-    for name in ("l40s", "rtx_pro_6000_server"):
-        constants = load_device_calibration(name)
-        fit = next(one for one in constants.decode if one.kernel == "flash_attn_fa2")
-        b, s, h = (x.ravel() for x in np.meshgrid([1.0, 16.0, 256.0], [1024.0, 16384.0], [8.0, 64.0]))
-        shape = {
-            "batch": b, "kv_len": s, "num_heads": h, "num_kv_heads": 0 * b + 8.0, "head_dim": 0 * b + 128.0,
-            "window_size": np.tile([128.0, 4096.0, 0.0], len(b) // 3),
-        }  # fmt: skip
-        ids = tuple(f"{name}_{row}" for row in range(len(b)))
-        blank = Series("decode", name, fit.kernel, "bf16", "", "engine-1.0", shape, 0 * b + 1.0, ids)
-        every = np.ones(len(b), dtype=bool)
-        seconds = decode_seconds(blank, load_device(name))(fit.model_copy(update={"window": planted}), every)
-        parts[name] = (replace(blank, measured_s=seconds), constants)
+def windows(device: str, place: int, planted: WindowFit | None) -> tuple[Series, DeviceCalibration]:
+    """Timings of windows that a device's kernel would give, without noise."""
+    constants = load_device_calibration(device)
+    fit = constants.decode[place]
+    b, s, h = (x.ravel() for x in np.meshgrid([1.0, 16.0, 256.0], [1024.0, 16384.0], [8.0, 64.0]))
+    shape = {
+        "batch": b, "kv_len": s, "num_heads": h, "num_kv_heads": 0 * b + 8.0, "head_dim": 0 * b + 128.0,
+        "window_size": np.tile([128.0, 4096.0, 0.0], len(b) // 3),
+    }  # fmt: skip
+    ids = tuple(f"{device}_{row}" for row in range(len(b)))
+    blank = Series("decode", device, fit.kernel, "bf16", "", "engine-1.0", shape, 0 * b + 1.0, ids)
+    every = np.ones(len(b), dtype=bool)
+    seconds = decode_seconds(blank, load_device(device))(fit.model_copy(update={"window": planted}), every)
+    return replace(blank, measured_s=seconds), constants
+
+
+@pytest.mark.parametrize("packed, devices", [(False, ("l40s", "rtx_pro_6000_server")), (True, ("h100_sxm",))])
+def test_windows_that_are_not_split_are_recovered(packed: bool, devices: tuple[str, ...]) -> None:
+    """FlashAttention-2 gives every query head of a request to a multiprocessor, FlashAttention-3 every key head."""
+    planted = WindowFit(packed=packed, fixed="4 us", start="2 us", bytes_per_clock=10.0, memory=0.9)
+    parts = {name: windows(name, 0, planted) for name in devices}
     found = fit_windows([one for one, _ in parts.values()], {name: own for name, (_, own) in parts.items()})
-    assert found is not None and fit_windows([], {}) is None
-    assert found.bytes_per_clock == pytest.approx(10.0, rel=0.03) and found.start == pytest.approx(2e-6, rel=0.1)
-    held = {fit.kernel: fit.window for fit in with_windows(parts["l40s"][1], found).decode}
-    assert held["flash_attn_fa2"] == found and held["flashinfer_fidecode"] is None
+    kernel = ("flash_attn_fa3" if packed else "flash_attn_fa2", "bf16")
+    told = found[kernel]
+    assert isinstance(told, WindowFit) and told.packed == packed and fit_windows([], {}) == {}
+    assert told.bytes_per_clock == pytest.approx(10.0, rel=0.03) and told.start == pytest.approx(2e-6, rel=0.1)
+    held = {(fit.kernel, fit.kv_dtype): fit.window for fit in with_windows(parts[devices[0]][1], found).decode}
+    own = {(fit.kernel, fit.kv_dtype): fit.window for fit in parts[devices[0]][1].decode}
+    assert held == own | {kernel: told}
+
+
+def test_kernels_that_split_windows_are_held_against_their_timings() -> None:
+    """Constants of full contexts, on windows that no fit saw: their error stands beside them, and they stay."""
+    series, constants = windows("b200_sxm", 0, None)
+    fit = constants.decode[0]
+    bare = constants.model_copy(update={"decode": (fit.model_copy(update={"in_windows": None}),)})
+    found = fit_windows([replace(series, measured_s=series.measured_s * 1.1)], {"b200_sxm": bare})
+    told = found[fit.kernel, "bf16"]
+    assert isinstance(told, Quality) and told.n == 8
+    assert told.left_out_mape == pytest.approx(100.0 * (1.0 - 1.0 / 1.1), abs=0.01)
+    held = with_windows(bare, found).decode[0]
+    assert held.windows_timed and not bare.decode[0].windows_timed
+    assert held.model_copy(update={"in_windows": None}) == bare.decode[0]
+
+
+def test_what_packs_its_heads_takes_a_round_for_every_multiprocessor_of_key_heads() -> None:
+    """512 key heads are four rounds of H100's 132 multiprocessors, 128 are one."""
+    device, fit = load_device("h100_sxm"), load_device_calibration("h100_sxm").decode[0]
+    assert fit.window is not None and fit.window.packed
+    heads, clock = Heads(64, 8, 64), float(device.boost_clock or 0.0)
+    one, four = (float(decode_with(device, fit, heads, r, 128.0 * r, windowed=True)) for r in (16, 64))
+    each = fit.window.start + 4.0 * 64 * 128 / (fit.window.bytes_per_clock * clock)
+    assert one == pytest.approx(fit.window.fixed + each) and four == pytest.approx(fit.window.fixed + 4 * each)
+    long = float(decode_with(device, fit, Heads(8, 1, 64), 1, 8192.0, windowed=True))  # 64 pieces, all at once
+    assert long == pytest.approx(one)
 
 
 def series(device: str, tiles: TileFit, kernel: str | None = None) -> tuple[Series, DeviceCalibration]:

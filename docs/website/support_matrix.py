@@ -15,7 +15,7 @@ from rlperf.cost.moe import moe_fit
 from rlperf.cost.replica import roles_of
 from rlperf.cost.roofline import gemm_fit
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.engine_calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.hf_families import FAMILIES, REFUSED
 from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
@@ -52,13 +52,13 @@ predictions were, is in [How accurate is it](../guide/how-accurate.md); this pag
 
 
 @cache
-def _moe_kernels() -> tuple[str, ...]:
-    return load_engine_calibration(ENGINE).moe_kernels
+def _engine() -> EngineCalibration:
+    return load_engine_calibration(ENGINE)
 
 
 def stand_ins(arch: Architecture, hw: Hardware, precision: str) -> list[str]:
     """Precisions whose constants serve for products and experts; empty where those asked for have their own."""
-    roles, kernels = roles_of(arch, hw, precision), _moe_kernels()
+    roles, kernels = roles_of(arch, hw, precision), _engine().moe_kernels
     found: dict[str, list[str]] = {}
     own = own_dtypes(precision)
     dense, taken = gemm_fit(hw, roles.projection)
@@ -77,7 +77,7 @@ def stand_ins(arch: Architecture, hw: Hardware, precision: str) -> list[str]:
 def cell(arch: Architecture, hw: Hardware, precision: str) -> str:
     """Standing of one device, family and precision."""
     roles = roles_of(arch, hw, precision)
-    missing = dict.fromkeys(half.layer.unmeasured for half in stack_of(arch).halves if half.layer.unmeasured)
+    missing = dict.fromkeys(lack for half in stack_of(arch).halves if (lack := half.layer.lacks(hw, _engine())))
     word, parts = basis_of(hw)
     parts += [text.partition(" ha")[0] for text in missing] + stand_ins(arch, hw, precision)
     parts += ["assumptions"] if arch.assumed else []

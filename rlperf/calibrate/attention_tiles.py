@@ -2,8 +2,8 @@
 
 ``python -m rlperf.calibrate.attention_tiles PROMPTS DECODES OUT`` reads timings of heads of 64 to 256 and of windows
 (``attn_prefill_window.csv``, ``attn_decode_window.csv``), tells each kernel's `TileFit`, and the `WindowFit` of those
-that do not split a window's keys, beside every device's own constants for heads of 128, and writes them into the
-calibrations of OUT that hold the kernel.
+that do not split a window's keys, beside every device's own constants for heads of 128, holds the others' constants
+against their timings in windows, and writes it all into the calibrations of OUT that hold the kernel.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rlperf.specs.calibration import (
     DecodeFit,
     DeviceCalibration,
     PrefillFit,
+    Quality,
     TileFit,
     WindowFit,
     load_device_calibration,
@@ -73,27 +74,41 @@ def fit_tiles(
     return found | ({("", ""): _fit(timed, check)} if timed else {})
 
 
-UNSPLIT = "flash_attn_fa2"
-"""The kernel whose decodes do not split the keys of a window: FlashAttention-2 reads 8,192 of them at 25 GB/s for a
-request's query head, on L40S and RTX PRO 6000 alike, and full contexts at the device's bandwidth."""
+UNSPLIT = {"flash_attn_fa2": False, "flash_attn_fa3": True}
+"""Kernels whose decodes do not split the keys of a window as those of full contexts, and whether they pack heads.
+
+FlashAttention-2 reads 8,192 keys at 25 GB/s for a request's query head, on L40S and RTX PRO 6000 alike, and full
+contexts at the device's bandwidth. FlashAttention-3 takes H100 15 us for 128 requests' key heads and 33, 24 and 111 us
+for 512, 256 and 2,048 of them: as many rounds of its 132 multiprocessors.
+"""
+
+Windows = dict[tuple[str, str], WindowFit | Quality]
+"""By kernel and dtype of the cache: constants of windows that are not split, or how constants of full contexts do."""
 
 
 def fit_windows(
     series: Sequence[Series], constants: Mapping[str, DeviceCalibration], *, check: bool = True
-) -> WindowFit | None:
-    """Decodes of `UNSPLIT` in windows, beside the devices' own constants of full contexts; None: nobody timed it."""
+) -> Windows:
+    """Decodes in windows, beside the devices' own constants of full contexts, a kernel on all its devices together."""
     timed = [
         (one.take((one.shape["window_size"] > 0.0) & (one.shape["head_dim"] <= WIDEST)), fit)
         for one in series
-        if one.kind == "decode" and one.kernel == UNSPLIT and one.device in constants
+        if one.kind == "decode" and one.device in constants
         if (fit := own_fit(one, constants[one.device].decode)) is not None
     ]
     parts = [(one, fit) for one, fit in timed if len(one.measured_s)]
-    if not parts:
-        return None
+    found: Windows = {}
+    for kernel in dict.fromkeys((one.kernel, one.dtype) for one, _ in parts):
+        mine = [each for each in parts if (each[0].kernel, each[0].dtype) == kernel]
+        found[kernel] = _unsplit(mine, check) if kernel[0] in UNSPLIT else _in_windows(mine)
+    return found
+
+
+def _unsplit(parts: Sequence[tuple[Series, DecodeFit]], check: bool) -> WindowFit:
+    packed = UNSPLIT[parts[0][0].kernel]
 
     def told(fit: DecodeFit, p: FloatArray) -> DecodeFit:
-        window = WindowFit.model_construct(fixed=p[0], start=p[1], bytes_per_clock=p[2], memory=p[3])
+        window = WindowFit.model_construct(packed=packed, fixed=p[0], start=p[1], bytes_per_clock=p[2], memory=p[3])
         return fit.model_copy(update={"window": window})
 
     bounds = Bounds.of((1e-7, 5e-6, 3e-5), (1e-8, 1e-6, 1e-5), (0.5, 10.0, 128.0), (0.05, 0.5, 1.0))
@@ -101,10 +116,20 @@ def fit_windows(
     fixed, start, each, memory = fitted.parameters
     return WindowFit.model_validate(
         {
-            "fixed": microseconds(fixed), "start": microseconds(start), "bytes_per_clock": digits(each),
-            "memory": digits(memory), "quality": fitted.quality(rows),
+            "packed": packed, "fixed": microseconds(fixed), "start": microseconds(start),
+            "bytes_per_clock": digits(each), "memory": digits(memory), "quality": fitted.quality(rows),
         }
     )  # fmt: skip
+
+
+def _in_windows(parts: Sequence[tuple[Series, DecodeFit]]) -> Quality:
+    """Errors of constants that no window told, on windows."""
+    every = [np.ones(len(one.measured_s), dtype=np.bool_) for one, _ in parts]
+    told = [decode_seconds(one, load_device(one.device))(fit, r) for (one, fit), r in zip(parts, every, strict=True)]
+    predicted, measured = np.concatenate(told), np.concatenate([one.measured_s for one, _ in parts])
+    fitted = Fitted(np.empty(0), predicted, {"window": predicted}, measured)
+    quality = fitted.quality(_rows_of([one for one, _ in parts]))
+    return quality.model_copy(update={"in_sample_mape": None, "left_out_rule": "no window told the constants"})
 
 
 def _fit(timed: Sequence[tuple[Series, PrefillFit]], check: bool) -> TileFit:
@@ -145,8 +170,13 @@ def _on_all(
     names = list(dict.fromkeys(one.device for one in series))
     keys = ("device",) if len(names) > 1 else ("batch",)
     fitted = fit_together(series, [beside(one, fit) for one, fit in parts], bounds, keys, check)
-    kernels = ", ".join(dict.fromkeys(one.kernel for one in series))
-    return fitted, f"{series[0].kind} of {kernels}, on {', '.join(names)}"
+    return fitted, _rows_of(series)
+
+
+def _rows_of(series: Sequence[Series]) -> str:
+    """Timings of one kind, in words."""
+    kernels, devices = (dict.fromkeys(names) for names in zip(*((one.kernel, one.device) for one in series), strict=True))
+    return f"{series[0].kind} of {', '.join(kernels)}, on {', '.join(devices)}"
 
 
 def with_tiles(constants: DeviceCalibration, tiles: Mapping[tuple[str, str], TileFit]) -> DeviceCalibration:
@@ -176,15 +206,20 @@ def with_kernels(constants: DeviceCalibration, series: Sequence[Series], *, chec
     return added([fit_prefill(one, device, first, check=check) for one in others], constants) if others else constants
 
 
-def with_windows(constants: DeviceCalibration, window: WindowFit | None) -> DeviceCalibration:
-    """Constants of a device whose `UNSPLIT` kernel reads windows so.
+def with_windows(constants: DeviceCalibration, windows: Windows) -> DeviceCalibration:
+    """Constants of a device with what is known of its kernels in windows, wherever they were timed.
 
-    Not of A100, which runs it by another name: how many of a kernel's blocks its larger memory holds was not timed.
+    Not of A100, which runs FlashAttention-2 by another name: how many of a kernel's blocks its larger memory holds was
+    not timed.
     """
-    decode = tuple(
-        fit.model_copy(update={"window": window}) if fit.kernel == UNSPLIT else fit for fit in constants.decode
-    )
-    return constants.model_copy(update={"decode": decode})
+
+    def of(fit: DecodeFit) -> DecodeFit:
+        told = windows.get((fit.kernel, fit.kv_dtype))
+        if told is None:
+            return fit
+        return fit.model_copy(update={"window" if isinstance(told, WindowFit) else "in_windows": told})
+
+    return constants.model_copy(update={"decode": tuple(map(of, constants.decode))})
 
 
 def main(prompts: str, decodes: str, folder: str) -> None:
@@ -192,10 +227,10 @@ def main(prompts: str, decodes: str, folder: str) -> None:
     files = sorted(Path(folder).glob("*.yaml"))
     held = {path: load_device_calibration(path.stem, file=path) for path in files}
     series, own = read_series(Path(prompts)), {path.stem: one for path, one in held.items()}
-    tiles, window = fit_tiles(series, own), fit_windows(read_series(Path(decodes)), own)
+    tiles, windows = fit_tiles(series, own), fit_windows(read_series(Path(decodes)), own)
     for path, one in held.items():
         if not one.told:
-            write_atomic(path, calibration_text(with_windows(with_kernels(with_tiles(one, tiles), series), window)))
+            write_atomic(path, calibration_text(with_windows(with_kernels(with_tiles(one, tiles), series), windows)))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def serving_basis(
 ) -> Basis:
     """What stands behind predictions for an architecture on a device with an engine."""
     halves = stack_of(arch).halves
-    reasons = list(dict.fromkeys(half.layer.unmeasured for half in halves if half.layer.unmeasured))
+    reasons = list(dict.fromkeys(lack for half in halves if (lack := half.layer.lacks(hw, engine))))
     reasons += arch.assumed
     untimed = any(half.layer.untimed_on(hw) for half in halves)
     if untimed:

@@ -19,6 +19,7 @@ from rlperf.cost.roofline import Array, as_float
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
 from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 
 Cut = Literal["outputs", "inputs", "copied"]
@@ -237,6 +238,10 @@ class Layer:
     ) -> list[Operator]:
         """Prefill of ``sequences`` with ``query`` new of ``kv`` visible tokens each, on one device."""
         return []
+
+    def lacks(self, hw: Hardware, engine: EngineCalibration) -> str:
+        """Why predictions of an engine that runs it on a device are extrapolated, in words; empty where they are not."""
+        return self.unmeasured
 
     def untimed_on(self, hw: Hardware) -> bool:
         """Whether constants of its kernels are judged on a device, since nobody timed them on it nor on a relative."""

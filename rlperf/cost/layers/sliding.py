@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlperf.cost.attention import decode_fit
 from rlperf.cost.layers.full import Full
 from rlperf.cost.replica import Operator, Replica
 from rlperf.layout import FloatArray
+from rlperf.specs.engine_calibration import EngineCalibration
+from rlperf.specs.hardware import Hardware
 
 
 class Sliding(Full):
@@ -17,6 +20,10 @@ class Sliding(Full):
     @property
     def window(self) -> int:
         return self.arch.window
+
+    def lacks(self, hw: Hardware, engine: EngineCalibration) -> str:
+        """Nothing where the engine's decode kernel was timed in windows."""
+        return "" if decode_fit(hw, kernel=engine.decode_kernel)[0].windows_timed else self.unmeasured
 
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
         seen = np.minimum(kv, requests * float(self.window))

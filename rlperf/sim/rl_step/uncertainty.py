@@ -161,7 +161,8 @@ def unmeasured_sigma(
     latent = architecture.latent is not None
     borrowed = site.rollout_hardware.calibration.extrapolated
     total = np.asarray(stack.framework.unmeasured_spread**2 * (latent + borrowed / 4.0) + 0.0 * seconds.rl_step_s)
-    unlike = dtype in WEIGHT_ONLY or bool(architecture.assumed) or any(half.layer.unmeasured for half in halves)
+    lacking = any(half.layer.lacks(site.rollout_hardware, site.engine) for half in halves)
+    unlike = dtype in WEIGHT_ONLY or bool(architecture.assumed) or lacking
     if architecture.assumed or (not latent and unlike):
         spread = site.engine.spread_extrapolated
         total = total + (seconds.rollout_s / seconds.rl_step_s * log_sigma(spread.low, spread.high)) ** 2

@@ -115,7 +115,7 @@ def windows(device: str, place: int, planted: WindowFit | None) -> tuple[Series,
     return replace(blank, measured_s=seconds), constants
 
 
-@pytest.mark.parametrize("packed, devices", [(False, ("l40s", "rtx_pro_6000_server")), (True, ("h100_sxm",))])
+@pytest.mark.parametrize(("packed", "devices"), [(False, ("l40s", "rtx_pro_6000_server")), (True, ("h100_sxm",))])
 def test_windows_that_are_not_split_are_recovered(packed: bool, devices: tuple[str, ...]) -> None:
     """FlashAttention-2 gives every query head of a request to a multiprocessor, FlashAttention-3 every key head."""
     planted = WindowFit(packed=packed, fixed="4 us", start="2 us", bytes_per_clock=10.0, memory=0.9)

@@ -86,9 +86,7 @@ Windows = dict[tuple[str, str], WindowFit | Quality]
 """By kernel and dtype of the cache: constants of windows that are not split, or how constants of full contexts do."""
 
 
-def fit_windows(
-    series: Sequence[Series], constants: Mapping[str, DeviceCalibration], *, check: bool = True
-) -> Windows:
+def fit_windows(series: Sequence[Series], constants: Mapping[str, DeviceCalibration], *, check: bool = True) -> Windows:
     """Decodes in windows, beside the devices' own constants of full contexts, a kernel on all its devices together."""
     timed = [
         (one.take((one.shape["window_size"] > 0.0) & (one.shape["head_dim"] <= WIDEST)), fit)
@@ -175,7 +173,9 @@ def _on_all(
 
 def _rows_of(series: Sequence[Series]) -> str:
     """Timings of one kind, in words."""
-    kernels, devices = (dict.fromkeys(names) for names in zip(*((one.kernel, one.device) for one in series), strict=True))
+    kernels, devices = (
+        dict.fromkeys(names) for names in zip(*((one.kernel, one.device) for one in series), strict=True)
+    )
     return f"{series[0].kind} of {', '.join(kernels)}, on {', '.join(devices)}"
 
 

@@ -61,6 +61,14 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("num_heads", "batch", "q_len", "past_len"),
         frozenset({"gpu", "kernel", "phase", "model", "gemm_dtype", "kv_cache_dtype", "past_len", "latency_us"}),
     ),
+    "latent": (
+        ("num_heads", "batch", "q_len", "past_len"),
+        frozenset({"gpu", "kernel", "phase", "attn_dtype", "kv_cache_dtype", "num_heads", "past_len", "latency_us"}),
+    ),
+    "absorption": (
+        ("num_tokens", "num_heads"),
+        frozenset({"gpu", "kernel", "op", "dtype", "num_tokens", "num_heads", "latency_us"}),
+    ),
     "stream": (("n_bytes",), frozenset({"gpu", "n_bytes", "latency_us"})),
 }
 
@@ -138,7 +146,7 @@ def short_kernel(kind: str, name: str, software: str) -> str:
             if backend in name:
                 return f"{engine}_{backend}"
         return f"{engine}_cutlass" if "torch_flow" in name else name
-    if kind in ("scan", "kda", "mamba", "streams", "sparse"):
+    if kind in ("scan", "kda", "mamba", "streams", "sparse", "latent", "absorption"):
         engine = software.split("-")[0]
         return f"{engine}_conv" if "conv" in name else engine
     if kind == "collective":
@@ -165,7 +173,7 @@ def read_series(path: Path | str) -> list[Series]:
             raise SpecError(Problem(f"has {len(cells)} cells for {len(header)} columns", str(path), line))
         if kind == "streams":
             row["before"] = str(int(row["op"].endswith("pre")))
-        if kind == "sparse" and not _usable(row):
+        if (kind == "sparse" and not _usable(row)) or (kind == "latent" and row.get("flag")):
             continue
         for key in _keys(kind, row):
             groups.setdefault(key, []).append((row, line))
@@ -217,7 +225,7 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     device = DEVICE_NAMES.get(row["gpu"], row["gpu"])
     software = row.get("src") or row.get("nccl_version") or ""
     name = row.get("kernel") or row.get("impl") or ""
-    dtype = row.get("kv_cache_dtype") if kind in ("prefill", "decode") else row.get("dtype")
+    dtype = row.get("kv_cache_dtype") if kind in ("prefill", "decode", "latent") else row.get("dtype")
     dtype = DTYPE_NAMES.get(dtype or "", dtype or "")
     if kind == "collective":
         collective = row.get("collective") or "all_reduce"
@@ -239,7 +247,7 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     elif kind == "streams":
         yield device, short_kernel(kind, name, software), "", "", software
     else:
-        variant = row.get("phase" if kind in ("scan", "kda", "mamba") else "distribution") or ""
+        variant = row.get("phase" if kind in ("scan", "kda", "mamba", "latent") else "distribution") or ""
         yield device, short_kernel(kind, name, software), dtype, variant, software
 
 

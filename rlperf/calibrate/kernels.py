@@ -24,6 +24,7 @@ from rlperf.calibrate.kernel_fits import (
     fit_streams,
 )
 from rlperf.calibrate.kernel_tables import Series, joined_series, read_series
+from rlperf.calibrate.latent_fits import fit_absorption, fit_latent
 from rlperf.calibrate.module_fits import fit_modules, mixer_of
 from rlperf.calibrate.statistics import spread_of
 from rlperf.errors import Problem, SpecError
@@ -39,6 +40,9 @@ SECTIONS = {
     "moe": "moe",
     "collective": "collectives",
     "dispatch": "dispatch",
+    "latent prompts": "latent_prefill",
+    "latent decodes": "latent_decode",
+    "absorption": "absorption",
     "scan": "scan",
     "sparse": "sparse",
     "streams": "streams",
@@ -114,6 +118,10 @@ def fit_series(
             fits.append(fit_prefill(one, device, base.prefill[0], check=check))
         elif one.kind == "decode":
             fits.append(fit_decode(one, device, base, check=check))
+        elif one.kind == "latent":
+            fits.append(fit_latent(one, device, base.prefill[0], check=check))
+        elif one.kind == "absorption" and one.dtype == "bf16":
+            fits.append(fit_absorption(one, device, check=check))
         elif one.kind == "moe" and (one.variant != "power_law_1.2" or (one.kernel, one.dtype) not in balanced):
             skewed = _skewed(usable, one) if one.variant != "power_law_1.2" else None
             fits.append(fit_moe(one, device, skewed, check=check))

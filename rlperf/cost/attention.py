@@ -1,4 +1,4 @@
-"""Softmax attention on one device: prefill (forward and backward), paged decode, latent attention."""
+"""Softmax attention on one device: prefill (forward and backward) and paged decode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from rlperf.cost.dtypes import cache_bytes
-from rlperf.cost.roofline import Array, as_float, joined, sheet_flop_per_s, sheet_peak
+from rlperf.cost.roofline import Array, as_float, joined, sheet_peak
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import DecodeFit, PrefillFit, WindowFit
 from rlperf.specs.cluster import Device
@@ -327,53 +327,3 @@ def decode_attention_s(
     fit, _ = decode_fit(hw, kv_dtype, kernel)
     factor = cache_bytes(kv_dtype) / cache_bytes(fit.kv_dtype)
     return decode_with(hw.device, fit, heads, requests, as_float(kv_tokens) * factor, windowed=windowed)
-
-
-def latent_decode_attention_s(
-    hw: Hardware,
-    requests: Array,
-    kv_tokens: Array,
-    heads: Array,
-    kv_rank: Array,
-    rope_head_dim: Array,
-    *,
-    kv_dtype: str = "bf16",
-    kernel: str | None = None,
-) -> FloatArray:
-    r"""Seconds of decode attention on the latent cache (MLA, absorbed form; DeepSeek-V2, arXiv 2405.04434, sec. 2.1).
-
-    .. math:: t = t_0 + \max\left(\frac{K (c + r_d) b}{W e_m},\ \frac{2 K h (2 c + r_d)}{P e_c}\right) + c_p\,r
-
-    Every head attends the same latent of width c plus the rotary key of width r_d, so the kernel is a product with
-    about 2 h FLOP per byte: at 128 heads it is bound by compute. Extrapolated: no measured table stands behind it.
-    """
-    fit, _ = decode_fit(hw, kv_dtype, kernel)
-    prefill, _ = prefill_fit(hw)
-    r, kv, h = as_float(requests), as_float(kv_tokens), as_float(heads)
-    c, rope = as_float(kv_rank), as_float(rope_head_dim)
-    memory_s = kv * (c + rope) * cache_bytes(kv_dtype) / (hw.device.memory_bandwidth * fit.memory)
-    compute_s = 2.0 * kv * h * (2.0 * c + rope) / (sheet_flop_per_s(hw, "bf16") * prefill.compute)
-    seconds = fit.fixed + fit.long_fixed + np.hypot(memory_s, compute_s) + r * (fit.per_request + fit.per_pair)
-    return np.where(r > 0, seconds, 0.0)
-
-
-def latent_prefill_attention_s(
-    hw: Hardware,
-    heads: Heads,
-    sequences: Array,
-    query_tokens: Array,
-    kv_tokens: Array,
-    *,
-    kernel: str | None = None,
-    cache_values: Array = 0.0,
-) -> FloatArray:
-    """Seconds of MLA over an engine's prompts: ordinary attention with query width nope + rope and its own value width.
-
-    ``cache_values`` are the values an engine caches per token: the latent and the rotary key.
-
-    Extrapolated: no measured table stands behind widths other than 128.
-    """
-    fit, _ = prefill_fit(hw, kernel=kernel)
-    seconds = prefill_attention_s(hw, heads, sequences, query_tokens, kv_tokens, fit=fit)
-    written = as_float(sequences) * as_float(query_tokens) * as_float(cache_values)
-    return np.asarray(seconds + 4.0 * written / hw.device.memory_bandwidth)

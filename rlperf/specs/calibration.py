@@ -150,6 +150,41 @@ class DecodeFit(Frozen):
         return self.window is not None or self.in_windows is not None
 
 
+class LatentFit(Frozen):
+    """Constants of absorbed decodes on the latent cache; the form is `rlperf.cost.latent.absorbed_with`."""
+
+    kernel: str = Field(description="engine whose kernel was timed")
+    kv_dtype: str = "bf16"
+    fixed: Seconds
+    long_fixed: Seconds = Field(0.0, description="added where contexts are long enough to be split (4096 and more)")
+    compute: PositiveFloat = Field(description="attainable share of the dense peak of the cache's dtype")
+    memory: PositiveFloat
+    exponent: PositiveFloat = Field(2.0, description="norm that joins compute and memory time")
+    per_head: Seconds = Field(0.0, description="per request and query head")
+    cached: float = Field(0.0, ge=0.0, description="extra rate of latents that are still in L2")
+    timed_on: str | None = Field(
+        None, description="relative whose kernel stands here, where this device has none of it"
+    )
+    quality: Quality = Quality()
+
+
+class AbsorptionFit(Frozen):
+    """Constants of the products that take a decode's queries to the latents, and its values back.
+
+    The form is `rlperf.cost.latent.absorption_with`.
+    """
+
+    kernel: str = Field(description="engine whose products were timed")
+    fixed: Seconds
+    compute: PositiveFloat = Field(description="attainable share of the dense 16-bit peak")
+    memory: PositiveFloat
+    cached: float = Field(0.0, ge=0.0, description="extra rate of operands that are still in L2")
+    timed_on: str | None = Field(
+        None, description="relative whose kernel stands here, where this device has none of it"
+    )
+    quality: Quality = Quality()
+
+
 class MoeFit(Frozen):
     """Constants of grouped expert products; the form is `rlperf.cost.moe.grouped_with`."""
 
@@ -300,6 +335,9 @@ class DeviceCalibration(Frozen):
     gemm: tuple[GemmFit, ...]
     prefill: tuple[PrefillFit, ...]
     decode: tuple[DecodeFit, ...]
+    latent_prefill: tuple[PrefillFit, ...] = Field((), description="prompts of latent attention, by engine")
+    latent_decode: tuple[LatentFit, ...] = ()
+    absorption: tuple[AbsorptionFit, ...] = ()
     moe: tuple[MoeFit, ...] = ()
     collectives: tuple[CollectiveFit, ...]
     dispatch: tuple[DispatchFit, ...] = ()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from rlperf.specs.calibration import (
+    AbsorptionFit,
     DecodeFit,
     DeviceCalibration,
     GemmFit,
+    LatentFit,
     MoeFit,
     PrefillFit,
     ScanFit,
@@ -23,7 +26,9 @@ from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link
 
-Fit = TypeVar("Fit", GemmFit, DecodeFit, MoeFit, ScanFit, SparseFit, StreamsFit)
+Fit = TypeVar("Fit", GemmFit, DecodeFit, LatentFit, AbsorptionFit, MoeFit, ScanFit, SparseFit, StreamsFit)
+_MIXERS = ("prefill", "latent_prefill", "latent_decode", "absorption", "scan", "sparse", "streams")
+"""Sections of a calibration that hold kernels of mixers over prompts, or of other mixers than grouped queries."""
 BEST_READ = 0.95
 """Share of the data sheet's bandwidth beyond which no ratio brings a kernel."""
 
@@ -79,6 +84,11 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
             "gemm": tuple(brought(fit, rate(fit.dtype)) for fit in constants.gemm),
             "prefill": tuple(fit.model_copy(update={"compute": fit.compute * wide}) for fit in constants.prefill),
             "decode": tuple(brought(fit, 1.0) for fit in constants.decode),
+            "latent_prefill": tuple(
+                fit.model_copy(update={"compute": fit.compute * wide}) for fit in constants.latent_prefill
+            ),
+            "latent_decode": tuple(brought(fit, rate(fit.kv_dtype)) for fit in constants.latent_decode),
+            "absorption": tuple(brought(fit, wide) for fit in constants.absorption),
             "moe": tuple(brought(fit, rate(fit.dtype)) for fit in constants.moe),
             "scan": tuple(brought(fit, wide) for fit in constants.scan),
             "sparse": tuple(brought(fit, wide) for fit in constants.sparse),
@@ -152,13 +162,16 @@ def with_relatives_kernels(
     scanned, chosen = ({(fit.mixer, fit.phase) for fit in fits} for fits in (constants.scan, constants.sparse))
     lent = at_published_rates(relative, device, related)
     if constants.told:  # nothing of its mixers is told either
-        lent = lent.model_copy(update={"prefill": (), "scan": (), "sparse": (), "streams": ()})
-    found: dict[str, list[PrefillFit] | list[MoeFit] | list[ScanFit] | list[SparseFit] | list[StreamsFit]] = {
+        lent = lent.model_copy(update=dict.fromkeys(_MIXERS, ()))
+    found: dict[str, Sequence[PrefillFit | LatentFit | AbsorptionFit | MoeFit | ScanFit | SparseFit | StreamsFit]] = {
         "prefill": [fit for fit in lent.prefill if alike and (fit.kernel, fit.kv_dtype) not in prompts],
+        "latent_prefill": () if constants.latent_prefill else lent.latent_prefill,
+        "latent_decode": () if constants.latent_decode else lent.latent_decode,
+        "absorption": () if constants.absorption else lent.absorption,
         "moe": [fit for fit in lent.moe if fit.dtype in missing],
         "scan": [fit for fit in lent.scan if (fit.mixer, fit.phase) not in scanned],
         "sparse": [fit for fit in lent.sparse if (fit.mixer, fit.phase) not in chosen],
-        "streams": [] if constants.streams else list(lent.streams),
+        "streams": () if constants.streams else lent.streams,
     }
     changes = {
         name: (

@@ -13,6 +13,7 @@ from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.sparse import KeyChoice, chosen_with, sparse_fit
 from rlperf.cost.trainer_device import Seconds, TrainerDevice
 from rlperf.layout import FloatArray
+from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 
 LONG = 65536
@@ -62,6 +63,9 @@ class Choosing(Softmax):
     @abstractmethod
     def choice(self, replica: Replica) -> KeyChoice:
         """What it computes for a query on one device."""
+
+    def lacks(self, hw: Hardware, engine: EngineCalibration) -> str:
+        return self.unmeasured
 
     def untimed_on(self, hw: Hardware) -> bool:
         return not any(fit.mixer == self.table for fit in hw.calibration.sparse)

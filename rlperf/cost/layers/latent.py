@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from rlperf.cost.attention import Heads, latent_decode_attention_s, latent_prefill_attention_s, visible_pairs
+from rlperf.cost.attention import Heads, visible_pairs
 from rlperf.cost.dtypes import cache_bytes
+from rlperf.cost.latent import (
+    absorption_s,
+    latent_decode_attention_s,
+    latent_decode_fit,
+    latent_prefill_attention_s,
+    latent_prefill_fit,
+)
 from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.layers.softmax import Softmax, attention_operator
 from rlperf.cost.replica import Operator, Replica
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import LatentAttention
+from rlperf.specs.engine_calibration import EngineCalibration
+from rlperf.specs.hardware import Hardware
 
 
 class Latent(Softmax):
@@ -19,6 +28,14 @@ class Latent(Softmax):
     extra_kernels = 7
     """Counted by hand: two more down projections with their norms, absorption into query and output, merging split
     contexts."""
+
+    def lacks(self, hw: Hardware, engine: EngineCalibration) -> str:
+        """Nothing where its kernels were timed on the device."""
+        found = latent_prefill_fit(hw, "bf16", engine.engine), latent_decode_fit(hw, "bf16", engine.engine)
+        if any(fit is None for fit in found):
+            return self.unmeasured
+        elsewhere = dict.fromkeys(fit.timed_on for fit in found if fit and fit.timed_on)
+        return f"latent attention was timed on {', '.join(elsewhere)}" if elsewhere else ""
 
     @property
     def ranks(self) -> LatentAttention:
@@ -78,11 +95,16 @@ class Latent(Softmax):
         mla = self.ranks
         seconds = latent_decode_attention_s(
             replica.hw, requests, kv, replica.heads(self.arch), mla.kv_rank, mla.rope_head_dim,
-            kv_dtype=replica.kv_dtype, kernel=replica.engine.decode_kernel,
+            kv_dtype=replica.kv_dtype, engine=replica.engine.engine, kernel=replica.engine.decode_kernel,
         )  # fmt: skip
         flop = 2.0 * kv * replica.heads(self.arch) * (self.cached_values + mla.kv_rank)
         moved = kv * self.cached_values * cache_bytes(replica.kv_dtype)
-        return [attention_operator(replica, "latent attention", count, seconds, flop, moved)]
+        # queries to the latents, values back: their products by weights alone are among those of all tokens
+        beside = [
+            absorption_s(replica.hw, requests, replica.heads(self.arch), width, mla.kv_rank, replica.engine.engine)
+            for width in (mla.nope_head_dim, mla.value_head_dim)
+        ]
+        return [attention_operator(replica, "latent attention", count, seconds + sum(beside), flop, moved)]
 
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
@@ -91,7 +113,7 @@ class Latent(Softmax):
         local = replica.heads(self.arch)
         heads = Heads(local, local, self.key_dim, self.value_dim, window=self.window)
         seconds = latent_prefill_attention_s(
-            replica.hw, heads, sequences, query, kv,
+            replica.hw, heads, sequences, query, kv, kv_dtype=replica.kv_dtype, engine=replica.engine.engine,
             kernel=replica.engine.prefill_kernel, cache_values=self.cached_values,
         )  # fmt: skip
         flop = 2.0 * sequences * visible_pairs(query, kv, window=self.window) * local * width

@@ -240,7 +240,7 @@ class Layer:
         return []
 
     def lacks(self, hw: Hardware, engine: EngineCalibration) -> str:
-        """Why predictions of an engine that runs it on a device are extrapolated, in words; empty where they are not."""
+        """Why predictions of an engine that runs it on a device are extrapolated, in words; empty: they are not."""
         return self.unmeasured
 
     def untimed_on(self, hw: Hardware) -> bool:

@@ -7,6 +7,8 @@ import numpy as np
 from rlperf.cost.layers.latent import Latent
 from rlperf.cost.replica import Operator, Replica
 from rlperf.layout import FloatArray
+from rlperf.specs.engine_calibration import EngineCalibration
+from rlperf.specs.hardware import Hardware
 
 
 class SlidingLatent(Latent):
@@ -17,6 +19,9 @@ class SlidingLatent(Latent):
     @property
     def window(self) -> int:
         return self.arch.window
+
+    def lacks(self, hw: Hardware, engine: EngineCalibration) -> str:
+        return self.unmeasured
 
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
         return super().decode_operators(replica, count, requests, np.minimum(kv, requests * float(self.window)))

@@ -1,0 +1,198 @@
+"""Latent attention on one device: absorbed decodes on the cached latents, and prompts with their keys rebuilt."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+
+from rlperf.cost.attention import Heads, decode_fit, flash_with, prefill_attention_s, prefill_fit, visible_pairs
+from rlperf.cost.dtypes import cache_bytes
+from rlperf.cost.roofline import L2_SHARE, Array, as_float, gemm_s, joined, sheet_flop_per_s, sheet_peak
+from rlperf.layout import FloatArray
+from rlperf.specs.calibration import AbsorptionFit, LatentFit, PrefillFit
+from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import Hardware
+
+Fit = TypeVar("Fit", LatentFit, PrefillFit)
+
+
+def latent_decode_fit(hw: Hardware, kv_dtype: str, engine: str) -> LatentFit | None:
+    """Constants of an engine's kernel over cached latents, else another engine's; None where nobody timed any."""
+    return _of_engine(hw.calibration.latent_decode, kv_dtype, engine)
+
+
+def latent_prefill_fit(hw: Hardware, kv_dtype: str, engine: str) -> PrefillFit | None:
+    """The same over prompts."""
+    return _of_engine(hw.calibration.latent_prefill, kv_dtype, engine)
+
+
+def _of_engine(fits: tuple[Fit, ...], kv_dtype: str, engine: str) -> Fit | None:
+    wanted = "bf16" if kv_dtype in ("fp16", "bf16") else kv_dtype
+    found = sorted(fits, key=lambda fit: (fit.kv_dtype != wanted, fit.kernel != engine))
+    return found[0] if found else None
+
+
+def absorption_with(
+    device: Device,
+    fit: AbsorptionFit,
+    tokens: Array,
+    heads: Array,
+    width: Array,
+    kv_rank: Array,
+    *,
+    cached: bool = False,
+) -> FloatArray:
+    r"""Seconds of one of a decode's two products with the latents, a batched product of every head.
+
+    .. math::
+
+        t = t_0 + \sqrt{\left(\frac{2 h\,(d c + n (d + c))}{W e_m}\right)^2 + \left(\frac{2 n h d c}{P e_c}\right)^2}
+
+    Parameters
+    ----------
+    tokens, heads : n and h on the device [1]
+    width, kv_rank : d of a head (keys without rotation, or values) and c of the latent [1]
+    cached : the same operands were just read, as in kernel benchmarks (L2)
+
+    Notes
+    -----
+    n h c values go to memory and back between the products and the attention, for which prompts, whose keys are
+    rebuilt, have no use. Fitted for 1 to 16,384 tokens and 16 to 128 heads of 128 by 512.
+    """
+    n, h, d, c = (as_float(one) for one in (tokens, heads, width, kv_rank))
+    moved = 2.0 * h * (d * c + n * (d + c))
+    memory_s = moved / (device.memory_bandwidth * fit.memory)
+    if cached and fit.cached > 0.0 and device.l2_cache:
+        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (L2_SHARE * device.l2_cache)) ** 3))
+    compute_s = 2.0 * n * h * d * c / (sheet_peak(device, "bf16") * fit.compute)
+    return np.where(n > 0, fit.fixed + np.hypot(memory_s, compute_s), 0.0)
+
+
+def absorption_s(hw: Hardware, tokens: Array, heads: Array, width: Array, kv_rank: Array, engine: str) -> FloatArray:
+    """What one of a decode's two products with the latents takes beyond the plain product of as many values.
+
+    Nothing where nobody timed it.
+    """
+    fits = hw.calibration.absorption
+    if not fits:
+        return 0.0 * as_float(tokens) * as_float(heads)
+    fit = next((one for one in fits if one.kernel == engine), fits[0])
+    plain = gemm_s(hw, tokens, as_float(heads) * as_float(width), kv_rank, "bf16")
+    return np.maximum(absorption_with(hw.device, fit, tokens, heads, width, kv_rank) - plain, 0.0)
+
+
+def absorbed_with(
+    device: Device,
+    fit: LatentFit,
+    requests: Array,
+    kv_tokens: Array,
+    heads: Array,
+    kv_rank: Array,
+    rope_head_dim: Array,
+    *,
+    cached: bool = False,
+) -> FloatArray:
+    r"""Seconds of decode attention on the latent cache (MLA, absorbed form; DeepSeek-V2, arXiv 2405.04434, sec. 2.1).
+
+    .. math::
+
+        t = t_0 + t_1 \min(1, \tfrac14\log_2 \tfrac{K/r}{256})
+            + \left(\left[\frac{K (c + r_d) b}{W e_m}\right]^n
+                + \left[\frac{2 K h (2 c + r_d)}{P e_c}\right]^n\right)^{1/n} + r h c_h
+
+    Parameters
+    ----------
+    requests : r [1]
+    kv_tokens : K, cached tokens read, summed over the requests [tokens]
+    heads : h, query heads on the device [1]
+    kv_rank, rope_head_dim : c and r_d, widths of the latent and of the rotary key [1]
+    cached : the same latents were just read, as in kernel benchmarks (L2)
+
+    Notes
+    -----
+    Every head attends the same latent, so that the kernel is a product with about 2 h FLOP per byte: at 128 heads it
+    is bound by compute. P is the peak of the cache's dtype. Fitted for 16 to 128 heads, 1 to 512 requests, 1024 to
+    65,536 tokens of DeepSeek-V3's widths (512 and 64).
+    """
+    r, kv, h = as_float(requests), as_float(kv_tokens), as_float(heads)
+    c, rope = as_float(kv_rank), as_float(rope_head_dim)
+    moved = kv * (c + rope) * cache_bytes(fit.kv_dtype)
+    memory_s = moved / (device.memory_bandwidth * fit.memory)
+    if cached and fit.cached > 0.0 and device.l2_cache:
+        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (0.6 * device.l2_cache)) ** 3))
+    compute_s = 2.0 * kv * h * (2.0 * c + rope) / (sheet_peak(device, fit.kv_dtype) * fit.compute)
+    long = np.clip(np.log2(np.maximum(kv / np.maximum(r, 1.0), 1.0) / 256.0) / 4.0, 0.0, 1.0)
+    seconds = fit.fixed + fit.long_fixed * long + joined(memory_s, compute_s, fit.exponent) + r * h * fit.per_head
+    return np.where(r > 0, seconds, 0.0)
+
+
+def latent_decode_attention_s(
+    hw: Hardware,
+    requests: Array,
+    kv_tokens: Array,
+    heads: Array,
+    kv_rank: Array,
+    rope_head_dim: Array,
+    *,
+    kv_dtype: str = "bf16",
+    engine: str = "vllm",
+    kernel: str | None = None,
+) -> FloatArray:
+    r"""Seconds of absorbed decodes with the device's constants, cache in memory: see `absorbed_with`.
+
+    Where nobody timed them (judged), with those of its paged decodes (``kernel``) and of its prompts:
+
+    .. math:: t = t_0 + t_1 + \sqrt{\left(\frac{K (c + r_d) b}{W e_m}\right)^2
+        + \left(\frac{2 K h (2 c + r_d)}{P e_c}\right)^2} + r (c_r + c_g)
+    """
+    told = latent_decode_fit(hw, kv_dtype, engine)
+    if told is not None:
+        factor = cache_bytes(kv_dtype) / cache_bytes(told.kv_dtype)
+        return absorbed_with(hw.device, told, requests, as_float(kv_tokens) * factor, heads, kv_rank, rope_head_dim)
+    fit, _ = decode_fit(hw, kv_dtype, kernel)
+    prefill, _ = prefill_fit(hw)
+    r, kv, h = as_float(requests), as_float(kv_tokens), as_float(heads)
+    c, rope = as_float(kv_rank), as_float(rope_head_dim)
+    memory_s = kv * (c + rope) * cache_bytes(kv_dtype) / (hw.device.memory_bandwidth * fit.memory)
+    compute_s = 2.0 * kv * h * (2.0 * c + rope) / (sheet_flop_per_s(hw, "bf16") * prefill.compute)
+    seconds = fit.fixed + fit.long_fixed + np.hypot(memory_s, compute_s) + r * (fit.per_request + fit.per_pair)
+    return np.where(r > 0, seconds, 0.0)
+
+
+def rebuilt_with(
+    device: Device, fit: PrefillFit, heads: Heads, sequences: Array, tokens: Array, keys: Array
+) -> FloatArray:
+    """Seconds of prompts with keys and values rebuilt from the latents: flash attention of their widths, no cache."""
+    s, q, k = as_float(sequences), as_float(tokens), as_float(keys)
+    pairs = s * visible_pairs(q, k, window=heads.window)
+    longest = np.minimum(k, heads.window) if heads.window else k
+    return flash_with(device, fit, s * q, pairs, longest, 0.0 * s * q, heads)
+
+
+def latent_prefill_attention_s(
+    hw: Hardware,
+    heads: Heads,
+    sequences: Array,
+    query_tokens: Array,
+    kv_tokens: Array,
+    *,
+    kv_dtype: str = "bf16",
+    engine: str = "vllm",
+    kernel: str | None = None,
+    cache_values: Array = 0.0,
+) -> FloatArray:
+    """Seconds of MLA over an engine's prompts: ordinary attention with query width nope + rope and its own value width.
+
+    ``cache_values`` are the values an engine caches per token: the latent and the rotary key.
+
+    Where nobody timed it, the kernel for heads of one width (``kernel``) stands in (judged).
+    """
+    told = latent_prefill_fit(hw, kv_dtype, engine)
+    if told is not None:
+        seconds = rebuilt_with(hw.device, told, heads, sequences, query_tokens, kv_tokens)
+    else:
+        fit, _ = prefill_fit(hw, kernel=kernel)
+        seconds = prefill_attention_s(hw, heads, sequences, query_tokens, kv_tokens, fit=fit)
+    written = as_float(sequences) * as_float(query_tokens) * as_float(cache_values)
+    return np.asarray(seconds + 4.0 * written / hw.device.memory_bandwidth)

@@ -13,13 +13,12 @@ from rlperf.cost import collectives
 from rlperf.cost.attention import (
     Heads,
     decode_attention_s,
-    latent_decode_attention_s,
-    latent_prefill_attention_s,
     packed_attention_s,
     prefill_attention_s,
     visible_pairs,
 )
 from rlperf.cost.dtypes import cache_bytes, dtype_of
+from rlperf.cost.latent import latent_decode_attention_s, latent_prefill_attention_s
 from rlperf.cost.layers.vision import vision_prefill_s
 from rlperf.cost.moe import Dealt, ExpertShape, busiest, grouped_gemm_s, grouped_with, moe_fit, touched_experts
 from rlperf.cost.roofline import gemm_fit, gemm_s, sheet_flop_per_s, small_op_s, stream_s
@@ -180,7 +179,7 @@ LATENT = Heads(128, 128, 128 + 64, 128)
 def test_latent_attention_is_bound_by_compute_with_many_heads() -> None:
     few = float(latent_decode_attention_s(H100, 32, 32 * 8192, 16, 512, 64))
     many = float(latent_decode_attention_s(H100, 32, 32 * 8192, 128, 512, 64))
-    assert many > 1.3 * few
+    assert many > 1.2 * few  # timed: 1.26 by TensorRT-LLM
     assert float(latent_prefill_attention_s(H100, LATENT, 1, 4096, 4096, cache_values=576)) > float(
         latent_prefill_attention_s(H100, LATENT, 1, 4096, 4096)
     )

@@ -70,16 +70,15 @@ def absorption_with(
 
 
 def absorption_s(hw: Hardware, tokens: Array, heads: Array, width: Array, kv_rank: Array, engine: str) -> FloatArray:
-    """What one of a decode's two products with the latents takes beyond the plain product of as many values.
+    """Seconds of one of a decode's two products with the latents: see `absorption_with`.
 
-    Nothing where nobody timed it.
+    Where nobody timed it, the plain product of as many values (judged).
     """
     fits = hw.calibration.absorption
     if not fits:
-        return 0.0 * as_float(tokens) * as_float(heads)
+        return gemm_s(hw, tokens, as_float(heads) * as_float(width), kv_rank)
     fit = next((one for one in fits if one.kernel == engine), fits[0])
-    plain = gemm_s(hw, tokens, as_float(heads) * as_float(width), kv_rank, "bf16")
-    return np.maximum(absorption_with(hw.device, fit, tokens, heads, width, kv_rank) - plain, 0.0)
+    return absorption_with(hw.device, fit, tokens, heads, width, kv_rank)
 
 
 def absorbed_with(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import numpy as np
+
 from rlperf.cost.attention import Heads, visible_pairs
 from rlperf.cost.dtypes import cache_bytes
 from rlperf.cost.latent import (
@@ -14,6 +18,7 @@ from rlperf.cost.latent import (
 from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.layers.softmax import Softmax, attention_operator
 from rlperf.cost.replica import Operator, Replica
+from rlperf.cost.roofline import gemm_s
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import LatentAttention
 from rlperf.specs.engine_calibration import EngineCalibration
@@ -24,6 +29,8 @@ class Latent(Softmax):
     """Keys and values are rebuilt from one latent a token, which alone is cached, with a rotary key."""
 
     unmeasured = "latent attention has no kernel table"
+    absorbs_prompts: ClassVar[bool] = False
+    """Whether an engine takes queries of prompts to the latents, too: two products of every head, in 16 bits."""
     copied_cache = True
     extra_kernels = 7
     """Counted by hand: two more down projections with their norms, absorption into query and output, merging split
@@ -72,8 +79,7 @@ class Latent(Softmax):
         return (
             *query,
             Matrix("qkv", h, self.cached_values, "copied", fused="down"),
-            # in an engine the two per-head products with the latent, each run as one batched product
-            Matrix("latent", mla.kv_rank, absorbed, batched=2),
+            Matrix("latent", mla.kv_rank, absorbed, batched=2 if self.absorbs_prompts else 0),
             Matrix("output", self.value_width, h, "inputs"),
             *((Matrix("gate", gated, self.gate_width),) if self.gate_width else ()),
         )
@@ -99,12 +105,16 @@ class Latent(Softmax):
         )  # fmt: skip
         flop = 2.0 * kv * replica.heads(self.arch) * (self.cached_values + mla.kv_rank)
         moved = kv * self.cached_values * cache_bytes(replica.kv_dtype)
-        # queries to the latents, values back: their products by weights alone are among those of all tokens
-        beside = [
-            absorption_s(replica.hw, requests, replica.heads(self.arch), width, mla.kv_rank, replica.engine.engine)
-            for width in (mla.nope_head_dim, mla.value_head_dim)
-        ]
-        return [attention_operator(replica, "latent attention", count, seconds + sum(beside), flop, moved)]
+        seconds = seconds + self._absorption_s(replica, requests)
+        return [attention_operator(replica, "latent attention", count, seconds, flop, moved)]
+
+    def _absorption_s(self, replica: Replica, requests: FloatArray) -> FloatArray:
+        """Queries to the latents and values back, beyond the one product that stands for them among all tokens'."""
+        mla, heads, engine = self.ranks, replica.heads(self.arch), replica.engine.engine
+        widths = mla.nope_head_dim, mla.value_head_dim
+        absorbed = sum(absorption_s(replica.hw, requests, heads, width, mla.kv_rank, engine) for width in widths)
+        plain = gemm_s(replica.hw, requests, heads * sum(widths), mla.kv_rank, replica.roles.projection)
+        return np.maximum(absorbed - plain, 0.0)
 
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray

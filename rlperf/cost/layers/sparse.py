@@ -23,6 +23,7 @@ class Sparse(Choosing, Latent):
     """
 
     unmeasured = "sparse attention was timed as a module, in no served row"
+    absorbs_prompts = True
     extra_kernels = 12
     """Those of latent attention, index projections, their norm, scores, choice and conversion of indices."""
 

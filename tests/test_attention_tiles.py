@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from rlperf.specs.calibration import (
     DeviceCalibration,
     PrefillFit,
     Quality,
+    RoundsFit,
     TileFit,
     WindowFit,
     load_device_calibration,
@@ -99,7 +101,7 @@ def test_one_multiprocessor_reads_a_window_that_is_not_split() -> None:
     assert full < 0.3 * alone  # whole contexts are split
 
 
-def windows(device: str, place: int, planted: WindowFit | None) -> tuple[Series, DeviceCalibration]:
+def windows(device: str, place: int, planted: dict[str, Any]) -> tuple[Series, DeviceCalibration]:
     """Timings of windows that a device's kernel would give, without noise."""
     constants = load_device_calibration(device)
     fit = constants.decode[place]
@@ -111,28 +113,33 @@ def windows(device: str, place: int, planted: WindowFit | None) -> tuple[Series,
     ids = tuple(f"{device}_{row}" for row in range(len(b)))
     blank = Series("decode", device, fit.kernel, "bf16", "", "engine-1.0", shape, 0 * b + 1.0, ids)
     every = np.ones(len(b), dtype=bool)
-    seconds = decode_seconds(blank, load_device(device))(fit.model_copy(update={"window": planted}), every)
+    seconds = decode_seconds(blank, load_device(device))(fit.model_copy(update=planted), every)
     return replace(blank, measured_s=seconds), constants
 
 
-@pytest.mark.parametrize(("packed", "devices"), [(False, ("l40s", "rtx_pro_6000_server")), (True, ("h100_sxm",))])
-def test_windows_that_are_not_split_are_recovered(packed: bool, devices: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("kind", ["window", "rounds"])
+def test_windows_that_are_not_split_are_recovered(kind: str) -> None:
     """FlashAttention-2 gives every query head of a request to a multiprocessor, FlashAttention-3 every key head."""
-    planted = WindowFit(packed=packed, fixed="4 us", start="2 us", bytes_per_clock=10.0, memory=0.9)
-    parts = {name: windows(name, 0, planted) for name in devices}
+    planted: WindowFit | RoundsFit = RoundsFit(fixed="13 us", each="3 us")
+    devices, kernel = ["h100_sxm"], ("flash_attn_fa3", "bf16")
+    if kind == "window":
+        planted = WindowFit(fixed="4 us", start="2 us", bytes_per_clock=10.0, memory=0.6)
+        devices, kernel = ["l40s", "rtx_pro_6000_server"], ("flash_attn_fa2", "bf16")
+    parts = {name: windows(name, 0, {kind: planted}) for name in devices}
     found = fit_windows([one for one, _ in parts.values()], {name: own for name, (_, own) in parts.items()})
-    kernel = ("flash_attn_fa3" if packed else "flash_attn_fa2", "bf16")
     told = found[kernel]
-    assert isinstance(told, WindowFit) and told.packed == packed and fit_windows([], {}) == {}
-    assert told.bytes_per_clock == pytest.approx(10.0, rel=0.03) and told.start == pytest.approx(2e-6, rel=0.1)
-    held = {(fit.kernel, fit.kv_dtype): fit.window for fit in with_windows(parts[devices[0]][1], found).decode}
-    own = {(fit.kernel, fit.kv_dtype): fit.window for fit in parts[devices[0]][1].decode}
+    assert fit_windows([], {}) == {} and type(told) is type(planted)
+    near = {"bytes_per_clock": 0.03, "start": 0.1, "fixed": 0.05, "each": 0.05}
+    for name in near.keys() & vars(planted).keys():
+        assert getattr(told, name) == pytest.approx(getattr(planted, name), rel=near[name]), name
+    held = {(fit.kernel, fit.kv_dtype): getattr(fit, kind) for fit in with_windows(parts[devices[0]][1], found).decode}
+    own = {(fit.kernel, fit.kv_dtype): getattr(fit, kind) for fit in parts[devices[0]][1].decode}
     assert held == own | {kernel: told}
 
 
 def test_kernels_that_split_windows_are_held_against_their_timings() -> None:
     """Constants of full contexts, on windows that no fit saw: their error stands beside them, and they stay."""
-    series, constants = windows("b200_sxm", 0, None)
+    series, constants = windows("b200_sxm", 0, {})
     fit = constants.decode[0]
     bare = constants.model_copy(update={"decode": (fit.model_copy(update={"in_windows": None}),)})
     found = fit_windows([replace(series, measured_s=series.measured_s * 1.1)], {"b200_sxm": bare})
@@ -144,16 +151,16 @@ def test_kernels_that_split_windows_are_held_against_their_timings() -> None:
     assert held.model_copy(update={"in_windows": None}) == bare.decode[0]
 
 
-def test_what_packs_its_heads_takes_a_round_for_every_multiprocessor_of_key_heads() -> None:
-    """512 key heads are four rounds of H100's 132 multiprocessors, 128 are one."""
+def test_key_heads_take_a_round_for_every_multiprocessor() -> None:
+    """512 key heads are four rounds of H100's 132 multiprocessors, 128 are one; full contexts know no rounds."""
     device, fit = load_device("h100_sxm"), load_device_calibration("h100_sxm").decode[0]
-    assert fit.window is not None and fit.window.packed
-    heads, clock = Heads(64, 8, 64), float(device.boost_clock or 0.0)
-    one, four = (float(decode_with(device, fit, heads, r, 128.0 * r, windowed=True)) for r in (16, 64))
-    each = fit.window.start + 4.0 * 64 * 128 / (fit.window.bytes_per_clock * clock)
-    assert one == pytest.approx(fit.window.fixed + each) and four == pytest.approx(fit.window.fixed + 4 * each)
-    long = float(decode_with(device, fit, Heads(8, 1, 64), 1, 8192.0, windowed=True))  # 64 pieces, all at once
-    assert long == pytest.approx(one)
+    assert fit.rounds is not None
+    bare = fit.model_copy(update={"rounds": None})
+    for requests, later in ((1, 0), (16, 0), (32, 1), (64, 3), (256, 15)):
+        asked = Heads(64, 8, 64), requests, 128.0 * requests
+        took, plain = (float(decode_with(device, one, *asked, windowed=True)) for one in (fit, bare))
+        assert took - plain == pytest.approx(fit.rounds.fixed - fit.fixed + later * fit.rounds.each)
+        assert float(decode_with(device, fit, *asked)) == plain
 
 
 def series(device: str, tiles: TileFit, kernel: str | None = None) -> tuple[Series, DeviceCalibration]:

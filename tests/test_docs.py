@@ -372,7 +372,9 @@ def test_the_support_matrix_calls_nothing_measured_that_a_prediction_says_is_bor
     assert module.cell(llama, h100, "fp8") == module.cell(llama, a100, "bf16") == "measured"
     assert module.cell(llama, a100, "fp8") == "borrowed: bf16 *"
     assert module.cell(mixtral, a100, "int8") == "borrowed: bf16 experts"
-    assert module.cell(load_architecture("DeepSeek-V3"), h100, "fp8") == "borrowed: latent attention"
+    latent = load_architecture("DeepSeek-V3")
+    assert module.cell(latent, h100, "fp8") == "measured"
+    assert module.cell(latent, load_hardware("h200_sxm"), "bf16") == "borrowed: h100_sxm latent attention"
     assert module.cell(llama, load_hardware("h800_sxm"), "bf16") == "borrowed: h100_sxm"
 
 

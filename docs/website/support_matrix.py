@@ -79,11 +79,21 @@ def cell(arch: Architecture, hw: Hardware, precision: str) -> str:
     roles = roles_of(arch, hw, precision)
     missing = dict.fromkeys(lack for half in stack_of(arch).halves if (lack := half.layer.lacks(hw, _engine())))
     word, parts = basis_of(hw)
-    parts += [text.partition(" ha")[0] for text in missing] + stand_ins(arch, hw, precision)
+    parts += [_borrowed(text) for text in missing] + stand_ins(arch, hw, precision)
     parts += ["assumptions"] if arch.assumed else []
     used = (roles.projection, roles.expert) if arch.experts is not None else (roles.projection,)
     star = " *" if any(getattr(hw.device.peaks, dtype_of(dtype).peak) is None for dtype in used) else ""
     return f"{word}: {', '.join(parts)}{star}" if parts or star else MEASURED
+
+
+def _borrowed(reason: str) -> str:
+    """What has no table, or whose table it has.
+
+    >>> _borrowed("latent attention was timed on h100_sxm"), _borrowed("recurrent layers have no kernel table")
+    ('h100_sxm latent attention', 'recurrent layers')
+    """
+    what, elsewhere, device = reason.partition(" was timed on ")
+    return f"{device} {what}" if elsewhere else what.partition(" ha")[0]
 
 
 def basis_of(hw: Hardware) -> tuple[str, list[str]]:

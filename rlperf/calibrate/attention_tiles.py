@@ -1,8 +1,8 @@
 """Widths of heads and windows in attention: told of a kernel on all its devices together.
 
 ``python -m rlperf.calibrate.attention_tiles PROMPTS DECODES OUT`` reads timings of heads of 64 to 256 and of windows
-(``attn_prefill_window.csv``, ``attn_decode_window.csv``), tells each kernel's `TileFit`, and the `WindowFit` of those
-that do not split a window's keys, beside every device's own constants for heads of 128, holds the others' constants
+(``attn_prefill_window.csv``, ``attn_decode_window.csv``), tells each kernel's `TileFit`, and the `WindowFit` or
+`RoundsFit` of those that do not split a window's keys, beside every device's own constants for heads of 128, holds the others' constants
 against their timings in windows, and writes it all into the calibrations of OUT that hold the kernel.
 """
 
@@ -34,6 +34,7 @@ from rlperf.specs.calibration import (
     DeviceCalibration,
     PrefillFit,
     Quality,
+    RoundsFit,
     TileFit,
     WindowFit,
     load_device_calibration,
@@ -74,16 +75,15 @@ def fit_tiles(
     return found | ({("", ""): _fit(timed, check)} if timed else {})
 
 
-UNSPLIT = {"flash_attn_fa2": False, "flash_attn_fa3": True}
-"""Kernels whose decodes do not split the keys of a window as those of full contexts, and whether they pack heads.
+UNSPLIT = "flash_attn_fa2"
+"""The kernel whose decodes do not split the keys of a window: FlashAttention-2 reads 8,192 of them at 25 GB/s for a
+request's query head, on L40S and RTX PRO 6000 alike, and full contexts at the device's bandwidth."""
+IN_ROUNDS = "flash_attn_fa3"
+"""The kernel that takes windows in rounds: FlashAttention-3 takes H100 15 us for the 128 tokens of 128 key heads, and
+24, 33 and 111 for 256, 512 and 2,048 of them, on 132 multiprocessors."""
 
-FlashAttention-2 reads 8,192 keys at 25 GB/s for a request's query head, on L40S and RTX PRO 6000 alike, and full
-contexts at the device's bandwidth. FlashAttention-3 takes H100 15 us for 128 requests' key heads and 33, 24 and 111 us
-for 512, 256 and 2,048 of them: as many rounds of its 132 multiprocessors.
-"""
-
-Windows = dict[tuple[str, str], WindowFit | Quality]
-"""By kernel and dtype of the cache: constants of windows that are not split, or how constants of full contexts do."""
+Windows = dict[tuple[str, str], WindowFit | RoundsFit | Quality]
+"""By kernel and dtype of the cache: constants of windows, or how constants of full contexts do in them."""
 
 
 def fit_windows(series: Sequence[Series], constants: Mapping[str, DeviceCalibration], *, check: bool = True) -> Windows:
@@ -98,15 +98,18 @@ def fit_windows(series: Sequence[Series], constants: Mapping[str, DeviceCalibrat
     found: Windows = {}
     for kernel in dict.fromkeys((one.kernel, one.dtype) for one, _ in parts):
         mine = [each for each in parts if (each[0].kernel, each[0].dtype) == kernel]
-        found[kernel] = _unsplit(mine, check) if kernel[0] in UNSPLIT else _in_windows(mine)
+        if kernel[0] == UNSPLIT:
+            found[kernel] = _unsplit(mine, check)
+        elif kernel[0] == IN_ROUNDS:
+            found[kernel] = _in_rounds(mine, check)
+        else:
+            found[kernel] = _in_windows(mine)
     return found
 
 
 def _unsplit(parts: Sequence[tuple[Series, DecodeFit]], check: bool) -> WindowFit:
-    packed = UNSPLIT[parts[0][0].kernel]
-
     def told(fit: DecodeFit, p: FloatArray) -> DecodeFit:
-        window = WindowFit.model_construct(packed=packed, fixed=p[0], start=p[1], bytes_per_clock=p[2], memory=p[3])
+        window = WindowFit.model_construct(fixed=p[0], start=p[1], bytes_per_clock=p[2], memory=p[3])
         return fit.model_copy(update={"window": window})
 
     bounds = Bounds.of((1e-7, 5e-6, 3e-5), (1e-8, 1e-6, 1e-5), (0.5, 10.0, 128.0), (0.05, 0.5, 1.0))
@@ -114,10 +117,20 @@ def _unsplit(parts: Sequence[tuple[Series, DecodeFit]], check: bool) -> WindowFi
     fixed, start, each, memory = fitted.parameters
     return WindowFit.model_validate(
         {
-            "packed": packed, "fixed": microseconds(fixed), "start": microseconds(start),
-            "bytes_per_clock": digits(each), "memory": digits(memory), "quality": fitted.quality(rows),
+            "fixed": microseconds(fixed), "start": microseconds(start), "bytes_per_clock": digits(each),
+            "memory": digits(memory), "quality": fitted.quality(rows),
         }
     )  # fmt: skip
+
+
+def _in_rounds(parts: Sequence[tuple[Series, DecodeFit]], check: bool) -> RoundsFit:
+    def told(fit: DecodeFit, p: FloatArray) -> DecodeFit:
+        return fit.model_copy(update={"rounds": RoundsFit.model_construct(fixed=p[0], each=p[1])})
+
+    bounds = Bounds.of((1e-7, 1e-5, 3e-5), (1e-8, 3e-6, 1e-5))
+    fitted, rows = _on_all(parts, decode_seconds, told, bounds, check)
+    fixed, each = (microseconds(value) for value in fitted.parameters)
+    return RoundsFit.model_validate({"fixed": fixed, "each": each, "quality": fitted.quality(rows)})
 
 
 def _in_windows(parts: Sequence[tuple[Series, DecodeFit]]) -> Quality:
@@ -217,7 +230,8 @@ def with_windows(constants: DeviceCalibration, windows: Windows) -> DeviceCalibr
         told = windows.get((fit.kernel, fit.kv_dtype))
         if told is None:
             return fit
-        return fit.model_copy(update={"window" if isinstance(told, WindowFit) else "in_windows": told})
+        kind = {WindowFit: "window", RoundsFit: "rounds", Quality: "in_windows"}[type(told)]
+        return fit.model_copy(update={kind: told})
 
     return constants.model_copy(update={"decode": tuple(map(of, constants.decode))})
 

@@ -237,8 +237,6 @@ def packed_attention_s(
     return flash_with(hw.device, fit, n, pairs, longest, 0.0, heads, backward=backward, trains=True)
 
 
-KEY_BLOCK = 128.0
-"""Keys of one block of FlashAttention-3, the least that a piece of a window has."""
 USUAL_CLOCK = 2e9
 """Boost clock of a device that states none [Hz]."""
 
@@ -278,8 +276,9 @@ def decode_with(
         t = t_w + \max\left(\left\lceil \frac{r h}{SM} \right\rceil
             \left(t_s + \frac{2 (K/r) d\,b}{\beta f}\right), \frac{2 K g d\,b}{W e_w}\right)
 
-    FlashAttention-3 packs the query heads of a key head (g in place of h), and cuts a window into s = max(1,
-    min(floor(SM / r g), ceil(K / 128 r))) pieces where multiprocessors would be idle (its ``num_splits_heuristic``).
+    FlashAttention-3 (``fit.rounds``) gives a window of one key head, its query heads packed, to one multiprocessor:
+
+    .. math:: t = t_w - t_0 + t_{full} + \left(\left\lceil \frac{r g}{SM} \right\rceil - 1\right) t_s
 
     fp8 caches reach a lower share of the bandwidth (their own constants): far less than twice the rate. Fitted for
     head_dim 128, 1..1024 requests, 512..131072 tokens.
@@ -294,22 +293,19 @@ def decode_with(
     each = fit.per_request + fit.per_pair * g + fit.per_head * as_float(heads.heads)
     seconds = fit.fixed + fit.long_fixed * long + memory_s + r * each
     if fit.window is not None and np.any(windowed):
-        seconds = np.where(windowed, _window_s(device, fit.window, heads, r, kv, moved), seconds)
+        seconds = np.where(windowed, _window_s(device, fit.window, heads, r, moved), seconds)
+    if fit.rounds is not None and np.any(windowed):
+        later = np.ceil(r * g / float(device.multiprocessors or 100)) - 1.0
+        beside = fit.rounds.fixed - fit.fixed + np.maximum(later, 0.0) * fit.rounds.each
+        seconds = np.where(windowed, seconds + beside, seconds)
     return np.where(r > 0, seconds, 0.0)
 
 
-def _window_s(
-    device: Device, fit: WindowFit, heads: Heads, requests: FloatArray, kv_tokens: FloatArray, moved: FloatArray
-) -> FloatArray:
+def _window_s(device: Device, fit: WindowFit, heads: Heads, requests: FloatArray, moved: FloatArray) -> FloatArray:
     """Seconds of windows that are not split, ``moved`` bytes of keys and values of all requests: see `decode_with`."""
-    keys, processors = np.maximum(requests * as_float(heads.kv_heads), 1.0), float(device.multiprocessors or 100)
-    pieces, cut = requests * as_float(heads.heads), as_float(1.0)
-    if fit.packed:
-        blocks = np.ceil(kv_tokens / np.maximum(requests, 1.0) / KEY_BLOCK)
-        cut = np.maximum(np.minimum(np.floor(processors / keys), blocks), 1.0)
-        pieces = keys * cut
-    alone = fit.start + moved / (keys * cut) / (fit.bytes_per_clock * (device.boost_clock or USUAL_CLOCK))
-    waves = np.ceil(pieces / processors)
+    each = moved / np.maximum(requests * as_float(heads.kv_heads), 1.0)
+    alone = fit.start + each / (fit.bytes_per_clock * (device.boost_clock or USUAL_CLOCK))
+    waves = np.ceil(requests * as_float(heads.heads) / float(device.multiprocessors or 100))
     return np.asarray(fit.fixed + np.maximum(waves * alone, moved / (device.memory_bandwidth * fit.memory)))
 
 

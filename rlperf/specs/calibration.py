@@ -118,11 +118,18 @@ class PrefillFit(Frozen):
 class WindowFit(Frozen):
     """How a decode kernel reads windows whose keys it does not split over multiprocessors."""
 
-    packed: bool = Field(False, description="query heads of a key head run together, cut where processors are idle")
     fixed: Seconds = Field(description="kernel start and end")
-    start: Seconds = Field(description="of one piece of a request, before it reads")
+    start: Seconds = Field(description="of one query head of a request, before it reads")
     bytes_per_clock: PositiveFloat = Field(description="that one multiprocessor reads, at the boost clock")
     memory: PositiveFloat = Field(description="share of the bandwidth that all of them reach together")
+    quality: Quality = Quality()
+
+
+class RoundsFit(Frozen):
+    """What a decode kernel takes for windows of which a multiprocessor reads one key head's after the other."""
+
+    fixed: Seconds = Field(description="kernel start and end, in place of those of full contexts")
+    each: Seconds = Field(description="of every round of the multiprocessors after the first")
     quality: Quality = Quality()
 
 
@@ -139,6 +146,7 @@ class DecodeFit(Frozen):
     per_request: Seconds = Field(0.0, description="per request")
     cached: float = Field(0.0, ge=0.0, description="extra rate of keys and values that are still in L2")
     window: WindowFit | None = Field(None, description="of a kernel that does not split the keys of a window")
+    rounds: RoundsFit | None = Field(None, description="of a kernel that gives the window of a key head to one")
     in_windows: Quality | None = Field(
         None, description="how constants that full contexts told do in windows; None: nobody timed them there"
     )
@@ -147,7 +155,7 @@ class DecodeFit(Frozen):
     @property
     def windows_timed(self) -> bool:
         """Whether timings of windows stand behind its constants."""
-        return self.window is not None or self.in_windows is not None
+        return self.window is not None or self.rounds is not None or self.in_windows is not None
 
 
 class LatentFit(Frozen):

@@ -2,8 +2,8 @@
 
 ``python -m rlperf.calibrate.attention_tiles PROMPTS DECODES OUT`` reads timings of heads of 64 to 256 and of windows
 (``attn_prefill_window.csv``, ``attn_decode_window.csv``), tells each kernel's `TileFit`, and the `WindowFit` or
-`RoundsFit` of those that do not split a window's keys, beside every device's own constants for heads of 128, holds the others' constants
-against their timings in windows, and writes it all into the calibrations of OUT that hold the kernel.
+`RoundsFit` of those that do not split a window's keys, beside every device's own constants for heads of 128, holds the
+others' constants against their timings in windows, and writes it all into the calibrations of OUT that hold the kernel.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts
 from rlperf.specs.modes import MODES, Form, ModeTraits
+from rlperf.specs.trainer_capability import DEGREES
 
 _TRAINING = (
     ("forward_s", g.FORWARD), ("recompute_s", g.RECOMPUTE), ("backward_s", g.BACKWARD), ("bubble_s", g.BUBBLE),
@@ -290,7 +291,7 @@ def _further(advice: Advice) -> Advice:
     return replace(advice, action="asynchronous: engines go on with other prompts before a batch has ended")
 
 
-_WAITING = ("tensor_parallel", "pipeline_parallel", "context_parallel", "ulysses", "expert_parallel")
+_WAITING = tuple(name for name in DEGREES if name not in ("expert_tensor_parallel", "virtual_pipeline", "shard_size"))
 
 
 def _fewer(advice: Advice, degrees: Sequence[str]) -> Iterator[Advice]:

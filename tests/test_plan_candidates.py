@@ -57,8 +57,9 @@ def test_a_degree_that_the_job_states_may_leave_the_domain() -> None:
     layout, flags = rollout_layouts(large, _pool("rollout", attention_data_parallel=(1,)))
     assert max(row["tensor_parallel"] for row in _kept(layout, flags)) == 8
     megatron = load_trainer("megatron").capability
-    layout, flags = trainer_layouts(large, _pool(tensor_parallel=(16,)), megatron)
-    assert {row["tensor_parallel"] for row in _kept(layout, flags)} == {16}
+    for stated in ((16,), (8, 16)):  # of several the planner chooses, and none that leaves the domain
+        layout, flags = trainer_layouts(large, _pool(tensor_parallel=stated), megatron)
+        assert {row["tensor_parallel"] for row in _kept(layout, flags)} == {stated[0]}
 
 
 def test_ulysses_that_is_left_open_does_not_leave_the_domain_beside_a_stated_degree() -> None:

@@ -73,6 +73,11 @@ def _grid(**axes: list[int]) -> dict[str, IntArray]:
     return dict(zip(axes, (c.ravel() for c in columns), strict=True))
 
 
+def _given(choice: tuple[int, ...] | None) -> bool:
+    """Whether the job states one value: of several the planner chooses, and none that leaves the scale-up domain."""
+    return choice is not None and len(choice) == 1
+
+
 def _axis(choice: tuple[int, ...] | None, default: list[int]) -> list[int]:
     return list(choice) if choice else default
 
@@ -135,7 +140,7 @@ def rollout_layouts(shape: Shape, pool: PoolSpec) -> tuple[Layout, IntArray]:
         flags |= np.where(np.isin(data, dp), 0, int(Reject.DEVICES))
     flags |= np.where(heads_divide(arch, tp // adp, tp), 0, int(Reject.HEADS))
     flags |= np.where(pp > arch.layers, int(Reject.LAYERS), 0)
-    if not choice.tensor_parallel:
+    if not _given(choice.tensor_parallel):
         flags |= np.where(tp > shape.domain * adp, int(Reject.NODE), 0)
     cut = np.maximum(tp // ep, 1) if moe else np.ones_like(ep)  # of experts that are not spread
     flags |= _expert_flags(arch, ep, cut, tp)
@@ -240,7 +245,7 @@ def trainer_flags(shape: Shape, choice: LayoutChoice, capability: Capability, la
     flags |= np.where(heads_divide(arch, tp * uly, tp), 0, int(Reject.HEADS))
     flags |= np.where(stages_divide(arch.layers, pp, vp), 0, int(Reject.LAYERS))
     flags |= np.where((vp > 1) & (pp == 1), int(Reject.LAYERS), 0)
-    given = (bool(choice.tensor_parallel) | (tp == 1)) & (bool(choice.ulysses) | (uly == 1))
+    given = (_given(choice.tensor_parallel) | (tp == 1)) & (_given(choice.ulysses) | (uly == 1))
     flags |= np.where((tp * uly > shape.domain) & ~given, int(Reject.NODE), 0)
     flags |= np.where((uly > 1) & stack_of(arch).carries_state, int(Reject.STATE), 0)
     flags |= _expert_flags(arch, ep, etp, stage)

@@ -128,16 +128,12 @@ def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_pl
     job = given(job)
     if isinstance(job, Mapping):
         job = job_of(job, {})
-    plan = job if isinstance(job, Plan) else None
     if not isinstance(job, Plan | Job):
         document, folder = read_job_document(as_path(job, "job")), folder_of(job)
-        plan = plan_in(document)
-    if plan:
-        named = plan.job.of_task(task).tasks[0].name
-        return ask(job_of_plan(plan, phases_of(plan, named)[0]), folder=folder, to_plan=to_plan)
-    if not isinstance(job, Job):
-        assert document is not None
-        job = validate(document, Job)
+        job = plan_in(document) or validate(document, Job)
+    if isinstance(job, Plan):
+        named = job.job.of_task(task).tasks[0].name
+        return ask(job_of_plan(job, phases_of(job, named)[0]), folder=folder, to_plan=to_plan)
     job = anchored(job, folder or Path())
     job = job if task is None else job.of_task(task)
     problems: list[Problem] = []

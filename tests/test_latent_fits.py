@@ -10,7 +10,7 @@ import pytest
 
 from rlperf.calibrate.kernel_fits import KernelFit
 from rlperf.calibrate.kernels import fit_device
-from rlperf.cost.attention import Heads
+from rlperf.cost.attention import Heads, prefill_attention_s
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.latent import (
     absorbed_with,
@@ -19,7 +19,6 @@ from rlperf.cost.latent import (
     latent_decode_attention_s,
     latent_decode_fit,
     latent_prefill_attention_s,
-    rebuilt_with,
 )
 from rlperf.cost.roofline import gemm_s
 from rlperf.specs.calibration import AbsorptionFit, DeviceCalibration, LatentFit, load_device_calibration
@@ -58,7 +57,9 @@ def test_kernels_of_latent_attention_are_recovered(tmp_path: Path) -> None:
                 rows.append(["generation", heads, batch, 1, past, "", us])
             for tokens in (128, 2048, 16384):
                 shape = Heads(heads, heads, 192, 128)
-                us = 1e6 * float(rebuilt_with(H100, prompts, shape, batch, tokens, tokens))
+                us = 1e6 * float(
+                    prefill_attention_s(load_hardware("h100_sxm"), shape, batch, tokens, tokens, fit=prompts)
+                )
                 rows.append(["context", heads, batch, tokens, 0, "", us])
                 rows.append(["context", heads, batch, tokens, 0, "absorbed", 5.0 * us])
     columns = ["gpu", "src", "kernel", "attn_dtype", "kv_cache_dtype", "phase", "num_heads", "batch", "q_len",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlperf.calibrate.fitting import Bounds
 from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds, run_fit
 from rlperf.calibrate.kernel_tables import Series
-from rlperf.cost.attention import Heads
-from rlperf.cost.latent import absorbed_with, absorption_with, rebuilt_with
+from rlperf.cost.attention import Heads, flash_with, visible_pairs
+from rlperf.cost.latent import absorbed_with, absorption_with
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import AbsorptionFit, LatentFit, PrefillFit
 from rlperf.specs.cluster import Device
@@ -64,7 +64,8 @@ def _fit_rebuilt(series: Series, device: Device, base: PrefillFit, check: bool) 
         )  # fmt: skip
 
     def seconds(fit: PrefillFit, r: BoolArray) -> FloatArray:
-        return rebuilt_with(device, fit, Heads(h[r], h[r], NOPE + ROPE, VALUE), b[r], q[r], q[r])
+        heads = Heads(h[r], h[r], NOPE + ROPE, VALUE)
+        return flash_with(device, fit, (b * q)[r], (b * visible_pairs(q, q))[r], q[r], 0.0, heads)
 
     bounds = Bounds.of((1e-7, 1e-5, 1e-4), (0.03, 0.6, 1.2), (0.02, 0.5, 3.0), (0.01, 0.5, 10.0), (1.0, 100.0, 2000.0))
     fitted = run_fit(series, build, seconds, bounds, ("batch", "num_heads"), check)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from rlperf.cost.dtypes import cache_bytes
-from rlperf.cost.roofline import Array, as_float, joined, sheet_peak
+from rlperf.cost.roofline import Array, as_float, joined, sheet_peak, still_in_l2
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import DecodeFit, PrefillFit, WindowFit
 from rlperf.specs.cluster import Device
@@ -237,6 +237,16 @@ def packed_attention_s(
     return flash_with(hw.device, fit, n, pairs, longest, 0.0, heads, backward=backward, trains=True)
 
 
+CACHE_SHARE = 0.6
+"""Share of the L2 cache that a repeated decode finds its keys and values in."""
+
+
+def split_share(requests: FloatArray, kv_tokens: FloatArray) -> FloatArray:
+    """How far contexts are split over multiprocessors: from none at 256 tokens each to all at 4096 [1]."""
+    context = kv_tokens / np.maximum(requests, 1.0)
+    return np.clip(np.log2(np.maximum(context, 1.0) / 256.0) / 4.0, 0.0, 1.0)
+
+
 USUAL_CLOCK = 2e9
 """Boost clock of a device that states none [Hz]."""
 
@@ -286,10 +296,9 @@ def decode_with(
     r, kv, g = as_float(requests), as_float(kv_tokens), as_float(heads.kv_heads)
     moved = 2.0 * kv * g * as_float(heads.head_dim) * cache_bytes(fit.kv_dtype)
     memory_s = moved / (device.memory_bandwidth * fit.memory)
-    if cached and fit.cached > 0.0 and device.l2_cache:
-        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (0.6 * device.l2_cache)) ** 3))
-    context = kv / np.maximum(r, 1.0)
-    long = np.clip(np.log2(np.maximum(context, 1.0) / 256.0) / 4.0, 0.0, 1.0)
+    if cached:
+        memory_s = still_in_l2(device, memory_s, moved, fit.cached, share=CACHE_SHARE)
+    long = split_share(r, kv)
     each = fit.per_request + fit.per_pair * g + fit.per_head * as_float(heads.heads)
     seconds = fit.fixed + fit.long_fixed * long + memory_s + r * each
     if fit.window is not None and np.any(windowed):

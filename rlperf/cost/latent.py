@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from rlperf.cost.attention import Heads, decode_fit, flash_with, prefill_attention_s, prefill_fit, visible_pairs
+from rlperf.cost.attention import CACHE_SHARE, Heads, decode_fit, prefill_attention_s, prefill_fit, split_share
 from rlperf.cost.dtypes import cache_bytes
-from rlperf.cost.roofline import L2_SHARE, Array, as_float, gemm_s, joined, sheet_flop_per_s, sheet_peak
+from rlperf.cost.roofline import Array, as_float, gemm_s, joined, sheet_flop_per_s, sheet_peak, still_in_l2
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import AbsorptionFit, LatentFit, PrefillFit
 from rlperf.specs.cluster import Device
@@ -63,8 +63,8 @@ def absorption_with(
     n, h, d, c = (as_float(one) for one in (tokens, heads, width, kv_rank))
     moved = 2.0 * h * (d * c + n * (d + c))
     memory_s = moved / (device.memory_bandwidth * fit.memory)
-    if cached and fit.cached > 0.0 and device.l2_cache:
-        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (L2_SHARE * device.l2_cache)) ** 3))
+    if cached:
+        memory_s = still_in_l2(device, memory_s, moved, fit.cached)
     compute_s = 2.0 * n * h * d * c / (sheet_peak(device, "bf16") * fit.compute)
     return np.where(n > 0, fit.fixed + np.hypot(memory_s, compute_s), 0.0)
 
@@ -118,11 +118,11 @@ def absorbed_with(
     c, rope = as_float(kv_rank), as_float(rope_head_dim)
     moved = kv * (c + rope) * cache_bytes(fit.kv_dtype)
     memory_s = moved / (device.memory_bandwidth * fit.memory)
-    if cached and fit.cached > 0.0 and device.l2_cache:
-        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (0.6 * device.l2_cache)) ** 3))
+    if cached:
+        memory_s = still_in_l2(device, memory_s, moved, fit.cached, share=CACHE_SHARE)
     compute_s = 2.0 * kv * h * (2.0 * c + rope) / (sheet_peak(device, fit.kv_dtype) * fit.compute)
-    long = np.clip(np.log2(np.maximum(kv / np.maximum(r, 1.0), 1.0) / 256.0) / 4.0, 0.0, 1.0)
-    seconds = fit.fixed + fit.long_fixed * long + joined(memory_s, compute_s, fit.exponent) + r * h * fit.per_head
+    kernel_s = fit.fixed + fit.long_fixed * split_share(r, kv)
+    seconds = kernel_s + joined(memory_s, compute_s, fit.exponent) + r * h * fit.per_head
     return np.where(r > 0, seconds, 0.0)
 
 
@@ -159,16 +159,6 @@ def latent_decode_attention_s(
     return np.where(r > 0, seconds, 0.0)
 
 
-def rebuilt_with(
-    device: Device, fit: PrefillFit, heads: Heads, sequences: Array, tokens: Array, keys: Array
-) -> FloatArray:
-    """Seconds of prompts with keys and values rebuilt from the latents: flash attention of their widths, no cache."""
-    s, q, k = as_float(sequences), as_float(tokens), as_float(keys)
-    pairs = s * visible_pairs(q, k, window=heads.window)
-    longest = np.minimum(k, heads.window) if heads.window else k
-    return flash_with(device, fit, s * q, pairs, longest, 0.0 * s * q, heads)
-
-
 def latent_prefill_attention_s(
     hw: Hardware,
     heads: Heads,
@@ -187,11 +177,7 @@ def latent_prefill_attention_s(
 
     Where nobody timed it, the kernel for heads of one width (``kernel``) stands in (judged).
     """
-    told = latent_prefill_fit(hw, kv_dtype, engine)
-    if told is not None:
-        seconds = rebuilt_with(hw.device, told, heads, sequences, query_tokens, kv_tokens)
-    else:
-        fit, _ = prefill_fit(hw, kernel=kernel)
-        seconds = prefill_attention_s(hw, heads, sequences, query_tokens, kv_tokens, fit=fit)
+    fit = latent_prefill_fit(hw, kv_dtype, engine) or prefill_fit(hw, kernel=kernel)[0]
+    seconds = prefill_attention_s(hw, heads, sequences, query_tokens, kv_tokens, fit=fit)
     written = as_float(sequences) * as_float(query_tokens) * as_float(cache_values)
     return np.asarray(seconds + 4.0 * written / hw.device.memory_bandwidth)

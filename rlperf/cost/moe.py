@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.cost.roofline import L2_SHARE, Array, as_float, gemm_fit, joined, sheet_peak
+from rlperf.cost.roofline import Array, as_float, gemm_fit, joined, sheet_peak, still_in_l2
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import MoeFit
 from rlperf.specs.cluster import Device
@@ -194,8 +194,8 @@ def grouped_with(
     compute_s = 2.0 * matrices * pairs * h * width / (sheet_peak(device, dtype) * fit.compute)
     weights = local * matrices * h * width * kind.weight_bytes
     weight_s = weights / (bandwidth * fit.memory)
-    if cached and fit.cached > 0.0 and device.l2_cache:
-        weight_s = weight_s / (1.0 + fit.cached / (1.0 + (weights / (L2_SHARE * device.l2_cache)) ** 3))
+    if cached:
+        weight_s = still_in_l2(device, weight_s, weights, fit.cached)
     moved = pairs * (2.0 * h + (2.0 * matrices - 1.0) * width) * 2.0
     seconds = fit.fixed + joined(compute_s, weight_s, fit.exponent) + moved / (bandwidth * fit.activation_memory)
     brought = own * h * fit.token_bytes / bandwidth + np.log2(1.0 + own) * fit.per_doubling + pairs * fit.per_pair

@@ -112,8 +112,8 @@ def gemm_with(
     moved = m * k * kind.activation_bytes + n * k * kind.weight_bytes + m * n * kind.output_bytes
     rate = device.memory_bandwidth * fit.memory
     memory_s = moved / rate
-    if cached and fit.cached > 0.0 and device.l2_cache:
-        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (L2_SHARE * device.l2_cache)) ** 3))
+    if cached:
+        memory_s = still_in_l2(device, memory_s, moved, fit.cached)
     best: FloatArray | None = None
     for rows, columns, like in shapes_for(fit, m):
         full = (1.0 + fit.reuse * (1 / 128 + 1 / 256)) / (1.0 + fit.reuse * (1 / like + 1 / columns))
@@ -162,6 +162,18 @@ def gemm_known(device: Device, fit: GemmFit, m: Array, n: Array, k: Array, dtype
 
 L2_SHARE = 0.35
 """Share of the L2 cache that a repeated kernel finds its operands in."""
+
+
+def still_in_l2(
+    device: Device, seconds: FloatArray, moved: Array, rate: float, *, share: float = L2_SHARE
+) -> FloatArray:
+    r"""Seconds of reads that a repeated kernel finds in L2 as far as they fit, :math:`t / (1 + e / (1 + (B / s L)^3))`.
+
+    ``moved``: B [bytes]; ``rate``: e, extra rate of what is still there [1]; ``share``: s, of the cache L [1].
+    """
+    if rate <= 0.0 or not device.l2_cache:
+        return seconds
+    return seconds / (1.0 + rate / (1.0 + (as_float(moved) / (share * device.l2_cache)) ** 3))
 
 
 def joined(first: FloatArray, second: FloatArray, exponent: float) -> FloatArray:

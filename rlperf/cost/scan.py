@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlperf.cost.roofline import L2_SHARE, Array, as_float, joined, sheet_peak
+from rlperf.cost.roofline import L2_SHARE, Array, as_float, joined, sheet_peak, still_in_l2
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import ScanFit
 from rlperf.specs.cluster import Device
@@ -35,8 +35,8 @@ def step_with(device: Device, fit: ScanFit, requests: Array, state_bytes: Array,
     """
     moved = 2.0 * as_float(requests) * as_float(state_bytes)
     memory_s = moved / (device.memory_bandwidth * fit.memory)
-    if cached and fit.cached > 0.0 and device.l2_cache:
-        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (2.0 * L2_SHARE * device.l2_cache)) ** 3))
+    if cached:
+        memory_s = still_in_l2(device, memory_s, moved, fit.cached, share=2.0 * L2_SHARE)
     return np.where(moved > 0, fit.fixed + memory_s, 0.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlperf.cost.roofline import L2_SHARE, Array, as_float
+from rlperf.cost.roofline import L2_SHARE, Array, as_float, still_in_l2
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import StreamsFit
@@ -46,8 +46,8 @@ def mixing_with(
     n = as_float(tokens)
     moved = n * mixed_bytes(streams, hidden)
     memory_s = moved / (device.memory_bandwidth * fit.memory)
-    if cached and fit.cached > 0.0 and device.l2_cache:
-        memory_s = memory_s / (1.0 + fit.cached / (1.0 + (moved / (2.0 * L2_SHARE * device.l2_cache)) ** 3))
+    if cached:
+        memory_s = still_in_l2(device, memory_s, moved, fit.cached, share=2.0 * L2_SHARE)
     return np.where(n > 0, fit.before + memory_s, 0.0), np.where(n > 0, fit.behind + memory_s, 0.0)
 
 

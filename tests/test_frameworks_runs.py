@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -212,6 +213,17 @@ def test_a_checkpoint_in_eight_bits_says_what_slimes_engines_serve(tmp_path: Pat
     assert "sglang-quantization" not in written
     imported = _imported(phase, "slime", tmp_path)
     assert job_of(imported).pool("rollout").settings.rollout_dtype == ("fp8_block",)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "-BF16"), ("fp8_block", ""), ("fp8", ""), ("int4_wo", "-INT4")])
+def test_a_checkpoint_published_in_eight_bits_needs_no_word_for_it(dtype: str, name: str, tmp_path: Path) -> None:
+    """Kimi-K2 and DeepSeek-R1 name no precision: their engines were read in 16 bits, and had no room for a cache."""
+    run = _run("slime", trainer__backend="megatron", rollout__rollout_dtype=dtype)
+    phase, written = _written(replace(run, architecture="DeepSeek-R1"), "slime")
+    assert written["hf-checkpoint"] == f"/ckpt/DeepSeek-R1{name}"
+    back = _imported(phase, "slime", tmp_path)
+    assert (back.run.rollout.rollout_dtype or "bf16") == dtype
+    assert job_of(back).architecture in ("DeepSeek-R1", f"DeepSeek-R1{name}")
 
 
 @pytest.mark.parametrize(

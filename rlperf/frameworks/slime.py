@@ -366,10 +366,13 @@ def _with_derived(run: Run) -> Run:
 def _served(model: str, dtype: str | None) -> Setting:
     """The checkpoint that engines start from, in the type that they serve."""
     word = next((word.upper() for word, served in ENDINGS.items() if dtype in (served, word)), None)
+    stored = served_dtype(model)
     if word is None:
-        return Setting("hf-checkpoint", f"/ckpt/{model}", "yours")
+        cast = f"/ckpt/{model}-BF16" if dtype and stored else f"/ckpt/{model}"
+        return Setting("hf-checkpoint", cast, "yours: cast to 16 bits" if dtype and stored else "yours")
     # models in four bits are published under their own name, or with one of many words
-    named = model if word == "INT4" or served_dtype(model) else f"{model}-{word}"
+    own = stored == ENDINGS[word.lower()] or (word == "INT4" and not stored)
+    named = model if own else f"{model}-{word}"
     return Setting("hf-checkpoint", f"/ckpt/{named}", f"yours: in {word}, to which weights for engines are quantised")
 
 

@@ -12,7 +12,9 @@ from rlperf.frameworks.drafting import read_sglang, sglang_running
 from rlperf.frameworks.engine_arguments import sglang_experts, sglang_prefill
 from rlperf.frameworks.keytable import Flat, Value
 from rlperf.frameworks.run import Run
+from rlperf.specs.labels import key, last_part
 from rlperf.specs.modes import mode_of_staleness
+from rlperf.specs.profiles import architecture_reading, load_architecture
 
 CONCURRENCY, FILTER = "sglang-server-concurrency", "dynamic-sampling-filter-path"
 BOUND = "max-weight-staleness"
@@ -178,12 +180,25 @@ def _architecture_name(flat: Flat) -> str:
 
 ENDINGS = {"fp8": "fp8_block", "mxfp8": "mxfp8", "int4": "int4_wo"}
 """What a checkpoint's name ends in -> what its engines serve, as those in FP8 are published: in blocks of 128 x 128."""
+_PUBLISHED = {"fp8": "fp8_block"}
+"""Weights of checkpoints that are published in 8 bits alone (DeepSeek-V3, Kimi-K2) -> what engines serve."""
+_NAMED = {"kimi_k2_thinking": "int4_wo"}
+"""Checkpoints stored otherwise than those whose shape they have (model card of moonshotai/Kimi-K2-Thinking)."""
 
 
 def served_dtype(checkpoint: str) -> str | None:
-    """In what engines serve a checkpoint, by its name; None where that says nothing.
+    """In what engines serve a checkpoint, by its name or as its shape is published; None where neither says it.
 
     >>> served_dtype("Qwen3-30B-A3B-FP8"), served_dtype("Qwen3-30B-A3B")
     ('fp8_block', None)
+    >>> served_dtype("Kimi-K2-Instruct"), served_dtype("Kimi-K2-Instruct-bf16"), served_dtype("Kimi-K2-Thinking")
+    ('fp8_block', None, 'int4_wo')
     """
-    return ENDINGS.get(re.split("[-_]", checkpoint.lower())[-1])
+    named = ENDINGS.get(re.split("[-_]", checkpoint.lower())[-1]) or _NAMED.get(key(last_part(checkpoint)))
+    if named:
+        return named
+    try:
+        reading = architecture_reading(checkpoint)
+        return None if reading.precise else _PUBLISHED.get(load_architecture(checkpoint).checkpoint_dtype)
+    except SpecError:  # a shape that nobody knows is reported where the job is made
+        return None

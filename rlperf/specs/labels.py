@@ -73,6 +73,8 @@ class LabelReading:
     shape: str
     changes: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+    precise: bool = False
+    """The name says how numbers are stored."""
 
 
 @cache
@@ -138,11 +140,11 @@ def read_label(name: str, known: Mapping[str, str]) -> LabelReading | None:
             continue
         changes = entry.changes.model_dump(exclude_none=True) if entry and stem not in known else {}
         if key(short) == key(shape):
-            return LabelReading(shape)
+            return LabelReading(shape, precise=precise)
         notes = [f"{short}: shape of {shape}"]
         notes += [f"with {field} {value:,}" for field, value in changes.items()]
         notes += ["the precision is what the job states, not the name"] if precise else []
-        return LabelReading(shape, changes, "; ".join(notes))
+        return LabelReading(shape, changes, "; ".join(notes), precise)
     return None
 
 

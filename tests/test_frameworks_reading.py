@@ -386,19 +386,21 @@ def test_what_a_framework_never_tells_of_keeps_no_users_file_from_being_written(
     assert any("--train.max_tokens_per_gpu 16192" in one.read_text() for one in files)
 
 
+@pytest.mark.parametrize("mark", [":", "."])  # AReaL-lite's examples of 0.3 have a dot behind the engine
 @pytest.mark.parametrize(("trainer", "backend", "stages"), [("d4p1t1", "fsdp2", 1), ("d2p2t1", "megatron", 2)])
 def test_an_allocation_without_a_trainer_is_read_as_older_releases_read_it(
-    trainer: str, backend: str, stages: int, tmp_path: Path
+    trainer: str, backend: str, stages: int, mark: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "areal.yaml"
     file.write_text(
-        f"allocation_mode: sglang:d4p1t1+{trainer}\ncluster: {{n_nodes: 1, n_gpus_per_node: 8}}\n"
+        f"allocation_mode: sglang{mark}d4p1t1+{trainer}\ncluster: {{n_nodes: 1, n_gpus_per_node: 8}}\n"
         "actor: {path: Qwen/Qwen2.5-1.5B}\ngconfig: {n_samples: 4, max_new_tokens: 1024}\n"
         "rollout: {max_head_offpolicyness: 2}\ntrain_dataset: {batch_size: 256}\n"
     )
     read = import_config([file])
     pool = read.run.trainer
     assert (pool.backend, pool.data_parallel, pool.pipeline_parallel) == (backend, 4 // stages, stages)
+    assert (read.run.rollout.backend, read.run.rollout.devices) == ("sglang", 4)
     assert "deprecated_allocation" in {one.rule for one in audit(read, plan=False, predict=False).findings}
 
 

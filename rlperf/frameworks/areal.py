@@ -357,13 +357,18 @@ def _algorithm(run: Run) -> list[Setting]:
 
 _NAMELESS = re.compile(r"([dtpcse]\d+)+")
 """An allocation without a backend in front."""
+_DOTTED = re.compile(r"^(\w+)\.")
 
 
 def _from_allocation_mode(flat: Flat) -> dict[str, Value]:
-    """The two allocations of the deprecated ``allocation_mode: sglang:d4t2+fsdp:d4``, where the new keys are absent."""
+    """The two allocations of the deprecated ``allocation_mode: sglang:d4t2+fsdp:d4``, where the new keys are absent.
+
+    Releases up to 0.3 had ``sglang.d4p1t1+d4p1t1`` (AReaL-lite's examples; recalled).
+    """
     found: dict[str, Value] = {}
     for part in filter(None, str(flat.get("allocation_mode") or "").split("+")):
-        part = with_backend(part) if _NAMELESS.fullmatch(part.strip()) else part
+        part = _DOTTED.sub(r"\1:", part.strip())
+        part = with_backend(part) if _NAMELESS.fullmatch(part) else part
         name = part.partition(":")[0].partition("[")[0]
         key = "rollout.backend" if name in ENGINES else "actor.backend" if name in BACKENDS else ""
         if key and flat.get(key) in (None, "", "???"):

@@ -11,12 +11,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rlperf.cli.audited import assumed_of
 from rlperf.cli.main import app
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.carried import Carried
 from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.fields import resolve
-from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
+from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text, usual_workload
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run
@@ -326,3 +327,26 @@ def test_measured_configurations_import_without_a_lost_key_and_export_equal(
     # One published row has pipeline stages without packing, which NeMo-RL's rules of today refuse, and one states
     # 16-way experts on eight devices.
     assert [row for row, _ in uneven] == ["nemo_rl_v0_5_0025", "nemo_rl_v0_6_0051"]
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "workload"),
+    [
+        ("Qwen2.5-VL-7B-Instruct", "data.image_key=images", "image"),
+        ("Qwen2.5-VL-7B-Instruct", "data.image_key=images data.video_key=videos", "math"),  # a dump has all defaults
+        ("Qwen2.5-7B-Instruct", "data.image_key=images", "math"),
+        ("Qwen2.5-7B-Instruct", "actor_rollout_ref.rollout.multi_turn.enable=True", "tool_use"),
+        ("Qwen2.5-7B-Instruct", "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml", "tool_use"),
+    ],
+)
+def test_lengths_that_stand_in_are_of_the_kind_that_the_file_states(
+    model: str, said: str, workload: str, tmp_path: Path
+) -> None:
+    """Agents and prompts with images were predicted as math in one turn, without a word of tools or pixels."""
+    (tmp_path / "run.sh").write_text(
+        f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/{model} data.train_batch_size=64 {said}\n"
+    )
+    read = import_config([tmp_path / "run.sh"])
+    assert usual_workload(read)[0] == job_of(read).tasks[0].workload == workload
+    assert job_of(read, workload="video").tasks[0].workload == "video"
+    assert assumed_of(read, None, None)[1].startswith(f"workload {workload}")

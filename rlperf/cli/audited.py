@@ -18,7 +18,7 @@ ClusterName = Annotated[
     str | None, typer.Option(help="Cluster that it runs on; default: its header says, or dgx_h100.")
 ]
 ArchitectureName = Annotated[str | None, typer.Option(help="Name or config.json, if the path does not say.")]
-WorkloadName = Annotated[str | None, typer.Option(help="Lengths: preset, model or trace; else the header's, or math.")]
+WorkloadName = Annotated[str | None, typer.Option(help="Lengths: preset, model or trace; else as the file hints.")]
 Log = Annotated[
     list[Path] | None,
     typer.Option(metavar="<path>", help="Step metrics of the run (several: one run): console, JSONL, CSV, tfevents."),
@@ -36,19 +36,20 @@ def assumed_of(imported: Imported, cluster: str | None, lengths: str | Path | No
     """The same in words alone."""
     from rlperf.frameworks.imports import (
         DEFAULT_CLUSTER,
-        DEFAULT_WORKLOAD,
         planned_cluster,
         planned_reward,
         planned_workload,
+        usual_workload,
     )
     from rlperf.units import human_seconds
 
-    def named(planned: str | None, usual: str) -> str:
-        return f"{planned}, as the file's header says" if planned else usual
+    def named(planned: str | None, otherwise: str) -> str:
+        return f"{planned}, as the file's header says" if planned else otherwise
 
     device, workload = planned_cluster(imported), planned_workload(imported)
+    usual = ", ".join(filter(None, usual_workload(imported)))
     defaults = ((f"cluster {named(device, DEFAULT_CLUSTER)}", cluster),
-                (f"workload {named(workload, DEFAULT_WORKLOAD)}", lengths))  # fmt: skip
+                (f"workload {named(workload, usual)}", lengths))  # fmt: skip
     found = [text for text, given in defaults if given is None]
     reward = planned_reward(imported, lengths if isinstance(lengths, str) else None)
     return found if reward is None else [*found, f"rewards of {human_seconds(reward)}, as its header says"]

@@ -81,11 +81,11 @@ def _configuration(path: Path, other: _Asked | None, cluster: str | None, worklo
     from rlperf.api import ask
     from rlperf.frameworks.imports import (
         DEFAULT_CLUSTER,
-        DEFAULT_WORKLOAD,
         import_config,
         job_of,
         planned_cluster,
         planned_workload,
+        usual_workload,
     )  # fmt: skip
 
     job = other.question.context.job if other else None
@@ -98,7 +98,7 @@ def _configuration(path: Path, other: _Asked | None, cluster: str | None, worklo
         if planned:
             named[name], whose[name] = planned, ", as its header says"
     given = {"cluster": cluster, "workload": workload}
-    usual = {"cluster": DEFAULT_CLUSTER, "workload": DEFAULT_WORKLOAD}
+    usual = {"cluster": DEFAULT_CLUSTER, "workload": usual_workload(imported)[0]}
     values = {name: given[name] or named.get(name) or usual[name] for name in usual}
     taken = tuple(f"{name} {values[name]}{whose.get(name, '')}" for name in usual if given[name] is None)
     return _Asked(ask(job_of(imported, **values, name=path.stem)), taken)

@@ -24,12 +24,14 @@ from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
 from rlperf.specs.job import Job
-from rlperf.specs.profiles import load_cluster
+from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import read_document, validate
 from rlperf.workload import PRESETS
 
 DEFAULT_CLUSTER = "dgx_h100"
 DEFAULT_WORKLOAD = "math"
+_SEEN = ("data.max_images_per_prompt", "multimodal-keys")
+"""Keys of OpenRLHF and slime that a file of prompts with images states."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,29 @@ def planned_workload(imported: Imported) -> str | None:
     return planned if planned in PRESETS else None
 
 
+def states_images(imported: Imported) -> bool:
+    """Whether the file says that prompts hold images or video, of a model that sees.
+
+    A dump of verl's whole configuration has both of its keys, whatever the data are; a script states the one it needs.
+    """
+    keys = imported.source.keys
+    one = ("data.image_key" in keys) != ("data.video_key" in keys)
+    said = one or any(keys.get(key) for key in _SEEN) or "vlm" in str(keys.get("data.default.processor"))
+    try:
+        return said and load_architecture(architecture_at(imported.run.architecture)).vision is not None
+    except SpecError:  # a shape that nobody knows is reported where it is asked for
+        return False
+
+
+def usual_workload(imported: Imported) -> tuple[str, str]:
+    """Lengths that stand in where none are named, of the kind that the file states; why not math, or empty."""
+    if states_images(imported):
+        return "image", "as the file's prompts hold images"
+    if imported.run.batch.turns > 1:
+        return "tool_use", "as the file's trajectories have several turns"
+    return DEFAULT_WORKLOAD, ""
+
+
 def planned_reward(imported: Imported, workload: str | None) -> float | None:
     """Seconds of the rewards that the header of an exported file states; None where other lengths are asked for."""
     said, lengths = imported.source.planned_reward, imported.source.planned_lengths
@@ -243,7 +268,7 @@ def job_of(
             run,
             framework=imported.framework,
             cluster=cluster or planned_cluster(imported) or DEFAULT_CLUSTER,
-            workload=workload or planned_workload(imported) or DEFAULT_WORKLOAD,
+            workload=workload or planned_workload(imported) or usual_workload(imported)[0],
             name=name,
             reward_s=planned_reward(imported, workload),
         )

@@ -97,11 +97,16 @@ def read_batch(flat: Flat, batch: BatchFacts, *, whole: bool) -> BatchFacts:
     """
     generated = flat.get("data.gen_batch_size")
     more = flat.get("algorithm.filter_groups.enable") and isinstance(generated, int) and generated > batch.prompts
-    turns = flat.get(R + "multi_turn.max_assistant_turns") if flat.get(R + "multi_turn.enable") else 1
+    turns = flat.get(R + "multi_turn.max_assistant_turns") if _takes_turns(flat) else 1
     together = generated if more and whole else None
     return replace(
         batch, generated_prompts=generated if more else None, generation_batch=together, turns=int(turns or 2)
     )
+
+
+def _takes_turns(flat: Flat) -> bool:
+    """Whether tools answer: by its switch, or as tools are named (a base that is not here may hold the switch)."""
+    return any(flat.get(f"{R}multi_turn.{key}") for key in ("enable", "tool_config_path", "function_tool_path"))
 
 
 def algorithm_of(flat: Flat) -> Algorithm:
@@ -230,7 +235,7 @@ def _scoring_facts(flat: Flat, run: Run) -> dict[str, Any]:
 def _cut_answers(flat: Flat, run: Run) -> list[tuple[str, str]]:
     """That answers of tools are cut (by default to 256 characters), as those of a workload are not."""
     key, most = R + "multi_turn.max_tool_response_length", run.batch.max_response_tokens or 0
-    cut = flat.get(key) if flat.get(R + "multi_turn.enable") else None
+    cut = flat.get(key) if _takes_turns(flat) else None
     if not isinstance(cut, int) or cut >= CHARACTERS * most:
         return []
     why = f"cuts every answer of a tool to {cut:,} characters, some {cut // CHARACTERS:,} tokens"

@@ -11,9 +11,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rlperf.api import ask
 from rlperf.cli.audited import assumed_of
 from rlperf.cli.main import app
 from rlperf.errors import ExportError, SpecError
+from rlperf.frameworks.audit import audit
 from rlperf.frameworks.carried import Carried
 from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.fields import resolve
@@ -350,3 +352,24 @@ def test_lengths_that_stand_in_are_of_the_kind_that_the_file_states(
     assert usual_workload(read)[0] == job_of(read).tasks[0].workload == workload
     assert job_of(read, workload="video").tasks[0].workload == "video"
     assert assumed_of(read, None, None)[1].startswith(f"workload {workload}")
+
+
+def test_positions_that_a_configuration_overrides_are_the_policys(tmp_path: Path) -> None:
+    """Qwen2.5-Math-7B has 4,096: recipes that stretch it (verl's DAPO of a 7B) were refused as too long for it."""
+    stated = "+actor_rollout_ref.model.override_config.max_position_embeddings=32768"
+    rest = "actor_rollout_ref.model.path=Qwen/Qwen2.5-Math-7B data.train_batch_size=64 data.max_response_length=28672"
+    length = "actor_rollout_ref.rollout.max_model_len=30720 data.max_prompt_length=2048"
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main_ppo {rest} {length} {stated}\n")
+    (tmp_path / "plain.sh").write_text(f"python3 -m verl.trainer.main_ppo {rest} {length}\n")
+    with pytest.raises(SpecError, match="above the 4,096 positions"):
+        ask(job_of(import_config([tmp_path / "plain.sh"])))
+    read = import_config([tmp_path / "run.sh"])
+    assert "context_positions" not in {each.rule for each in audit(read, plan=False, predict=False).findings}
+    job = job_of(read)
+    assert ask(job).context.tasks[0].batches[0].longest_tokens == 30720
+    key = stated.removeprefix("+").partition("=")[0]
+    for framework, said in (("verl", True), ("openrlhf", False)):
+        version = key_table(framework).versions[-1]
+        emission = export_run(from_job(job, 8), adapter_of(framework), version, "c").emission
+        assert ({setting.key: setting.value for setting in emission.settings}.get(key) == 32768) is said
+        assert any("max_positions" in lost.asked for lost in emission.limitations) is not said

@@ -55,6 +55,7 @@ _MUST_BE_SAID = {
         "the vision tower is trained too",
         "its backward comes on top of the predicted training",
     ),
+    ref("batch.max_positions"): ("those of the checkpoint", "longer requests are refused: change its config.json"),
 }
 """Setting -> what runs where no key says it, and the loss."""
 

@@ -88,12 +88,15 @@ _VERL_091: tuple[Entry, ...] = (
     ("actor_rollout_ref.rollout.router_config_path", "null", "0.9-", "", "str"),
     ("trainer.checkpoint_callback_class", "null", "0.9-", "", "str"),
 )  # fmt: skip
+# Any field of the model's own configuration is legal here (verl/utils/model.py update_model_config).
+_POSITIONS: Entry = ("actor_rollout_ref.model.override_config.max_position_embeddings", "null", "", "", "int")
 EXTRA_KEYS["verl"] = (
-    _STAGES
-    + _DISPATCH
-    + _VERL_091
-    + _HOST_OPTIMIZER
-    + tuple((key, json.dumps(default), span, "", kind) for key, default, span, kind in (*_VERL_ASYNC, *_VERL_DAPO))
+    _POSITIONS,
+    *_STAGES,
+    *_DISPATCH,
+    *_VERL_091,
+    *_HOST_OPTIMIZER,
+    *((key, json.dumps(default), span, "", kind) for key, default, span, kind in (*_VERL_ASYNC, *_VERL_DAPO)),
 )
 
 # NeMo-RL hands this map to vLLM as it is; slime passes every SGLang ServerArgs field under its prefix.

@@ -48,6 +48,8 @@ class BatchFacts:
     """Most turns of a trajectory: above 1 tools answer in between."""
     context_tokens: int | None = None
     """Most tokens of one sequence, where a framework states it."""
+    max_positions: int | None = None
+    """Positions of the policy where its configuration is overridden."""
     stated_samples: int | None = None
     """Samples of an update as the file has them, which may be no multiple of the group."""
     response_key: int | None = None
@@ -336,6 +338,8 @@ class Run:
             groups[role] = SimpleNamespace(**vars(pool), replica_devices=pool.replica_devices)
         if architecture is not None:
             groups["architecture"] = architecture_group(architecture)
+            if self.batch.max_positions:
+                vars(groups["architecture"]).update(max_positions=self.batch.max_positions)
             vars(groups["trainer"]).update(self._ends(architecture.layers))
         return groups
 

@@ -33,6 +33,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
     """A phase of a plan as a run; ``folder``: the job's, where its workloads lie."""
     pools = {pool.role: pool for pool in phase.pools}
     trainer, rollout = pools["trainer"], pools["rollout"]
+    batch = BatchFacts(**dict(phase.settings), max_positions=job.max_positions).in_whole_groups()
     apart = pools["critic"].own_devices if "critic" in pools else 0
     devices = trainer.devices + (0 if MODES[phase.mode].shares_devices else rollout.devices) + apart
     run = Run(
@@ -46,7 +47,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         devices=devices,
         nodes=-(-devices // devices_per_node),
         devices_per_node=devices_per_node,
-        batch=_with_tasks(BatchFacts(**dict(phase.settings)).in_whole_groups(), _tasks_of(phase, job), job, folder),
+        batch=_with_tasks(batch, _tasks_of(phase, job), job, folder),
         trainer=TrainerRun(**_planned(trainer)),
         rollout=RolloutRun(**_planned(rollout), elastic=_goes_on(job)),
         critic=tuple(_planned(pools["critic"]).items()) if "critic" in pools else (),
@@ -186,6 +187,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         max_prompt_tokens=task.max_prompt_tokens,
         max_response_tokens=_one("max_response_tokens", task.max_response_tokens, problems),
         over_provision=_one("over_provision", task.over_provision, problems) or 1.0,
+        max_positions=job.max_positions,
     )
     batch = _with_task(batch.in_whole_groups(), task, job, folder)
     roles: tuple[Role, ...] = ("rollout", "trainer", *(r for r in job.all_roles if r not in ("rollout", "trainer")))
@@ -283,6 +285,7 @@ def to_job(
         {
             "name": name,
             "architecture": run.architecture,
+            "max_positions": batch.max_positions,
             "cluster": cluster,
             **_nodes_of(run, cluster),
             "algorithm": run.algorithm,

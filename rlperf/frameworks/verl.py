@@ -152,6 +152,7 @@ FIELDS: tuple[Field, ...] = (
     field("batch.max_prompt_tokens", "data.max_prompt_length"),
     field("batch.max_response_tokens", "data.max_response_length"),
     field("batch.context_tokens", R + "max_model_len", note="prompt + response; null: the model's maximum"),
+    field("batch.max_positions", M + "override_config.max_position_embeddings", note="of its config.json otherwise"),
     field("trainer.backend", A + "strategy", _BACKEND),
     field("trainer.ulysses", A + "ulysses_sequence_parallel_size", backend="fsdp2", note="divides heads"),
     field("trainer.ulysses", F + "ulysses_sequence_parallel_size", _LARGER, backend="fsdp2", read_only=True),

@@ -200,6 +200,9 @@ class Job(Frozen):
     like: str | None = Field(
         None, description="family that a config.json of an unknown model_type is read as; intervals are wider for it"
     )
+    max_positions: PositiveInt | None = Field(
+        None, description="of the policy, where its configuration is overridden; default: its architecture's"
+    )
     cluster: str = Field(min_length=1, description="shipped name, 'generic:<device>', or path of a cluster file")
     nodes: PositiveInt | None = Field(None, description="default: as the cluster file says")
     devices_per_node: PositiveInt | None = Field(None, description="default: as the cluster file says")

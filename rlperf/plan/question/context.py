@@ -420,12 +420,13 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
         raise SpecError(problems)
     check_techniques(job, architecture)
     longest = max(batch.longest_tokens for batch in found)
-    if architecture.max_positions and longest > architecture.max_positions:
+    positions = job.max_positions or architecture.max_positions
+    if positions and longest > positions:
         raise SpecError(
             Problem(
                 f"task {task.name}: prompt and response of {longest:,} tokens are above the "
-                f"{architecture.max_positions:,} positions of {architecture.name}",
-                suggestion="lower max_response_tokens or max_prompt_tokens",
+                f"{positions:,} positions of {architecture.name}",
+                suggestion="lower max_response_tokens or max_prompt_tokens; max_positions, if you override them",
             )
         )
     check_drafts(job, architecture)

@@ -373,3 +373,26 @@ def test_positions_that_a_configuration_overrides_are_the_policys(tmp_path: Path
         emission = export_run(from_job(job, 8), adapter_of(framework), version, "c").emission
         assert ({setting.key: setting.value for setting in emission.settings}.get(key) == 32768) is said
         assert any("max_positions" in lost.asked for lost in emission.limitations) is not said
+
+
+@pytest.mark.parametrize(
+    ("stated", "cluster", "name", "nodes"),
+    [
+        ("trainer.n_gpus_per_node=16 trainer.device=npu", None, "ascend_a3_supernode", 1),
+        ("trainer.n_gpus_per_node=8 trainer.nnodes=2 trainer.device=npu", None, "ascend_910b_node", 2),
+        ("trainer.n_gpus_per_node=16", None, "dgx_h100", 2),
+        ("trainer.n_gpus_per_node=8 trainer.nnodes=2", "gb200_nvl72", "gb200_nvl72", 4),
+        ("trainer.n_gpus_per_node=4 trainer.nnodes=2", None, "dgx_h100", 2),
+    ],
+)
+def test_devices_and_nodes_are_those_that_the_file_has(
+    stated: str, cluster: str | None, name: str, nodes: int, tmp_path: Path
+) -> None:
+    """A file for NPUs was predicted on H100, and nodes larger than the cluster's left no device for the rest."""
+    model = "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B data.train_batch_size=64"
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main_ppo {model} {stated}\n")
+    read = import_config([tmp_path / "run.sh"])
+    job = job_of(read, cluster=cluster)
+    assert (job.cluster, job.nodes) == (name, nodes)
+    assert cluster or assumed_of(read, None, None)[0].startswith(f"cluster {name}")
+    assert ask(job).context.cluster.devices >= read.run.devices

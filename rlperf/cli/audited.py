@@ -35,10 +35,10 @@ def assumed_lines(imported: Imported, cluster: str | None, lengths: str | Path |
 def assumed_of(imported: Imported, cluster: str | None, lengths: str | Path | None) -> list[str]:
     """The same in words alone."""
     from rlperf.frameworks.imports import (
-        DEFAULT_CLUSTER,
         planned_cluster,
         planned_reward,
         planned_workload,
+        usual_cluster,
         usual_workload,
     )
     from rlperf.units import human_seconds
@@ -47,9 +47,9 @@ def assumed_of(imported: Imported, cluster: str | None, lengths: str | Path | No
         return f"{planned}, as the file's header says" if planned else otherwise
 
     device, workload = planned_cluster(imported), planned_workload(imported)
-    usual = ", ".join(filter(None, usual_workload(imported)))
-    defaults = ((f"cluster {named(device, DEFAULT_CLUSTER)}", cluster),
-                (f"workload {named(workload, usual)}", lengths))  # fmt: skip
+    known, lengths_known = (", ".join(filter(None, each(imported))) for each in (usual_cluster, usual_workload))
+    defaults = ((f"cluster {named(device, known)}", cluster),
+                (f"workload {named(workload, lengths_known)}", lengths))  # fmt: skip
     found = [text for text, given in defaults if given is None]
     reward = planned_reward(imported, lengths if isinstance(lengths, str) else None)
     return found if reward is None else [*found, f"rewards of {human_seconds(reward)}, as its header says"]

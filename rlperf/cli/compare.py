@@ -80,11 +80,11 @@ def _configuration(path: Path, other: _Asked | None, cluster: str | None, worklo
     """
     from rlperf.api import ask
     from rlperf.frameworks.imports import (
-        DEFAULT_CLUSTER,
         import_config,
         job_of,
         planned_cluster,
         planned_workload,
+        usual_cluster,
         usual_workload,
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ def _configuration(path: Path, other: _Asked | None, cluster: str | None, worklo
         if planned:
             named[name], whose[name] = planned, ", as its header says"
     given = {"cluster": cluster, "workload": workload}
-    usual = {"cluster": DEFAULT_CLUSTER, "workload": usual_workload(imported)[0]}
+    usual = {"cluster": usual_cluster(imported)[0], "workload": usual_workload(imported)[0]}
     values = {name: given[name] or named.get(name) or usual[name] for name in usual}
     taken = tuple(f"{name} {values[name]}{whose.get(name, '')}" for name in usual if given[name] is None)
     return _Asked(ask(job_of(imported, **values, name=path.stem)), taken)

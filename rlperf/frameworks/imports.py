@@ -236,6 +236,14 @@ def states_images(imported: Imported) -> bool:
         return False
 
 
+def usual_cluster(imported: Imported) -> tuple[str, str]:
+    """The cluster that stands in where none is named, of the kind that the file states; why not DGX H100, or empty."""
+    if imported.source.keys.get("trainer.device") != "npu":  # verl's alone: cuda where it is not stated
+        return DEFAULT_CLUSTER, ""
+    larger = imported.run.devices_per_node > load_cluster("ascend_910b_node").devices_per_node
+    return "ascend_a3_supernode" if larger else "ascend_910b_node", "as the file's devices are NPUs"
+
+
 def usual_workload(imported: Imported) -> tuple[str, str]:
     """Lengths that stand in where none are named, of the kind that the file states; why not math, or empty."""
     if states_images(imported):
@@ -267,7 +275,7 @@ def job_of(
         return to_job(
             run,
             framework=imported.framework,
-            cluster=cluster or planned_cluster(imported) or DEFAULT_CLUSTER,
+            cluster=cluster or planned_cluster(imported) or usual_cluster(imported)[0],
             workload=workload or planned_workload(imported) or usual_workload(imported)[0],
             name=name,
             reward_s=planned_reward(imported, workload),

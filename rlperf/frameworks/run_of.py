@@ -313,7 +313,8 @@ def _nodes_of(run: Run, cluster: str) -> dict[str, Value]:
     devices = run.devices + sum(scorer.devices for scorer in run.scorers if scorer.placement == "own")
     if run.devices_per_node < whole and devices == run.nodes * run.devices_per_node:
         return {"nodes": run.nodes, "devices_per_node": run.devices_per_node}
-    return {"nodes": run.nodes if devices == run.devices else max(run.nodes, -(-devices // whole))}
+    larger = run.devices_per_node > whole  # one of the file's nodes is several of the cluster's
+    return {"nodes": max(run.nodes, -(-devices // whole)) if larger or devices != run.devices else run.nodes}
 
 
 def _pool_spec(role: Role, pool: PoolRun) -> dict[str, Value]:

@@ -24,7 +24,7 @@ from rlperf.cost.basis import borrowed_weights
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
-from rlperf.cost.scan import scan_with, step_with
+from rlperf.cost.scan import convolved_with, scan_with, step_with
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import DeviceCalibration, DispatchFit, ScanFit, load_device_calibration
 from rlperf.specs.engine_calibration import load_engine_calibration
@@ -395,8 +395,10 @@ def test_experts_that_were_not_timed_on_a_device_are_its_relatives(tmp_path: Pat
 
 
 def test_scan_constants_are_recovered(tmp_path: Path) -> None:
-    """Linear attention in the columns of kernels/gdn.csv; convolutions in the same file are no scans."""
-    scan = ScanFit.model_construct(kernel="sglang", phase="context", fixed=3e-5, compute=0.05, per_step=4e-8)
+    """Linear attention in the columns of kernels/gdn.csv; convolutions without their channels are not read."""
+    scan = ScanFit.model_construct(
+        kernel="sglang", phase="context", fixed=3e-5, compute=0.28, memory=0.4, cached=3.0, per_step=4e-8
+    )
     step = ScanFit.model_construct(kernel="sglang", phase="generation", fixed=4e-6, memory=0.85, cached=0.0)
     rows: list[list[object]] = []
     for batch in (1, 8, 64):
@@ -412,7 +414,31 @@ def test_scan_constants_are_recovered(tmp_path: Path) -> None:
     calibration, fits = fit_device([write(tmp_path / "gdn.csv", columns, rows)], check=False)
     assert {fit.series.name for fit in fits} == {"scan/h100_sxm/sglang/context", "scan/h100_sxm/sglang/generation"}
     found = {fit.phase: fit for fit in calibration.scan}
-    assert found["context"].compute == pytest.approx(0.05, rel=0.03)
+    assert found["context"].compute == pytest.approx(0.28, rel=0.1)  # told from passes by L2 alone
+    assert found["context"].memory == pytest.approx(0.4, rel=0.03)
+    assert found["context"].cached == pytest.approx(3.0, rel=0.1)
     assert found["context"].per_step == pytest.approx(4e-8, rel=0.05)
     assert found["generation"].memory == pytest.approx(0.85, rel=0.03)
     assert calibration.gemm == OWN.gemm
+
+
+def test_convolutions_are_recovered_beside_their_scans(tmp_path: Path) -> None:
+    """Of Mamba-2: channels are the values and the keys and queries of every group; a block a sequence and channel."""
+    true = ScanFit.model_construct(
+        kernel="trtllm", phase="context", mixer="mamba convolution", fixed=4e-6, memory=0.7, cached=0.0, per_block=1e-9
+    )
+    rows: list[list[object]] = []
+    for batch in (1, 8, 32):
+        for heads in (16, 64, 128):
+            for tokens in (128, 1024, 8192):
+                channels = heads * 64 + 2 * 8 * 128
+                us = float(convolved_with(H100, true, batch, tokens, channels, 4)) * 1e6
+                shape = [batch, tokens, heads, 64, 128, 8, 256, 4]
+                rows.append(["h100_sxm", "trtllm-1.3.0", "causal_conv1d_fn", "context", *shape, us])
+    columns = ["gpu", "src", "kernel", "phase", "batch", "seq_len", "nheads", "head_dim", "d_state", "n_groups",
+               "chunk_size", "d_conv", "latency_us"]  # fmt: skip
+    calibration, _ = fit_device([write(tmp_path / "mamba2.csv", columns, rows)], check=False)
+    (found,) = calibration.scan
+    assert (found.kernel, found.mixer, found.phase) == ("trtllm", "mamba convolution", "context")
+    assert found.memory == pytest.approx(0.7, rel=0.02)
+    assert found.per_block == pytest.approx(1e-9, rel=0.02)

@@ -18,10 +18,12 @@ from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token
 from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.layer import Layer
+from rlperf.cost.layers.recurrent import Recurrent
 from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.replica import Replica, total
-from rlperf.cost.scan import chunked_with, scan_fit, scan_with
-from rlperf.cost.streams import mixed_bytes, mixing_with
+from rlperf.cost.scan import chunked_with, convolved_with, scan_fit, scan_with
+from rlperf.cost.sparse import KeyChoice, chosen_with
+from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
 from rlperf.layout import Layout
 from rlperf.specs.calibration import ScanFit, SparseFit, StreamsFit, load_device_calibration
 from rlperf.specs.engine_calibration import load_engine_calibration
@@ -124,7 +126,61 @@ def test_residual_streams_cost_time_and_memory() -> None:
     assert float(front - back) == pytest.approx(8e-6)
     # 9 widths of 4096 in two bytes for a token
     assert float(mixed_bytes(4, 4096)) == 9 * 4096 * 2
-    assert float(back) == pytest.approx(2e-6 + 1000 * 9 * 8192 / (0.5 * H100.device.memory_bandwidth))
+    read_s = 1000 * 9 * 8192 / (0.5 * H100.device.memory_bandwidth)
+    assert float(back) == pytest.approx(2e-6 + read_s)
+    # a product without tensor cores takes its time in front, whether the streams stand in L2 or not
+    slow = fit.model_copy(update={"product": 8.0, "cached": 4.0})
+    front, back = mixing_with(H100.device, slow, 1000.0, 4, 4096, cached=True)
+    assert float(front - back) == pytest.approx(8e-6 + 8.0 * read_s)
+    # an engine without kernels takes the quickest of other engines', not PyTorch's own that stood in for one
+    several = H100.calibration.model_copy(update={"streams": (slow, fit.model_copy(update={"kernel": "trtllm"}))})
+    assert streams_fit(replace(H100, calibration=several), "vllm").kernel == "trtllm"
+    assert streams_fit(replace(H100, calibration=several), "sglang").kernel == "sglang"
+
+
+def test_a_cache_of_eight_bits_slows_kernels_that_convert_it() -> None:
+    fit = SparseFit.model_construct(
+        kernel="sglang",
+        mixer="block_sparse",
+        phase="context",
+        fixed=0.0,
+        compute=0.5,
+        memory=0.9,
+        passes=0.0,
+        narrow=0.25,
+    )
+    wide = KeyChoice(np.array(8.0), 512.0, 512.0, 0.0, 0.0, np.array(1024.0), narrow=False)
+    args = (1000.0, 0.0, 2e6, 0.0, 0.0)
+    whole, converted = (float(chosen_with(H100.device, fit, one, *args)) for one in (wide, replace(wide, narrow=True)))
+    assert converted == pytest.approx(4.0 * whole)
+
+
+def test_a_scan_over_prompts_leaves_l2() -> None:
+    """Kernels pass results through L2 while they fit: on L40S (96 MB) a token costs over twice as much beyond it."""
+    hw = load_hardware("l40s")
+    fit = scan_fit(hw, "gated_delta", "context", "sglang")
+    assert fit is not None
+    few, many = (
+        float(scan_with(hw.device, fit, count, 128.0, 16.0, 128.0, 128.0) - fit.fixed) / count
+        for count in (8.0, 1024.0)
+    )
+    assert many > 2.0 * few
+    # a device with more bandwidth at the same peak gains what memory held up
+    wide = hw.device.model_copy(update={"memory_bandwidth": 2.0 * hw.device.memory_bandwidth})
+    slow, fast = (float(scan_with(each, fit, 64.0, 4096.0, 32.0, 128.0, 128.0)) for each in (hw.device, wide))
+    assert 1.5 < slow / fast < 2.0
+
+
+def test_convolutions_as_timed_stand_beside_the_recurrence() -> None:
+    arch = load_architecture("Qwen3-Next-80B-A3B")
+    lines = {row.name: row.seconds for row in decode_breakdown(arch, H100, VLLM, Layout.of(), 256, 6e4)}
+    fit = scan_fit(H100, "gated_delta convolution", "generation", "vllm")
+    assert fit is not None and fit.timed_on is None
+    each = float(convolved_with(H100.device, fit, 256.0, 1.0, 8192.0, 4.0))
+    layers = sum(half.count for half in stack_of(arch).halves if isinstance(half.layer, Recurrent))
+    scale = lines["convolution"] / (layers * each)
+    assert layers == 36 and 0.8 < scale < 1.2  # the engine's factor on kernels alone
+    assert lines["gated norm"] > 0
 
 
 def _timings(model: str, truth: SparseFit) -> Series:
@@ -222,7 +278,8 @@ def test_what_a_relative_borrows_is_lent_on_and_says_who_was_timed() -> None:
     assert {fit.timed_on for fit in (*lent.sparse, *lent.streams, *lent.scan)} == {"h100_sxm"}
     assert {fit.mixer for fit in lent.sparse} == {fit.mixer for fit in timed.sparse}
     # a phase that was not timed on a device is asked of its relative beside the one that was
-    own = {(fit.phase, fit.timed_on) for fit in load_hardware("a100_80g_sxm").calibration.scan if fit.mixer != "kda"}
+    scans = load_hardware("a100_80g_sxm").calibration.scan
+    own = {(fit.phase, fit.timed_on) for fit in scans if fit.mixer == "gated_delta"}
     assert own == {("generation", None), ("context", "h100_sxm")}
     # experts in formats that a device has no units for are not lent to it, nor anything beside what served rows told
     assert "mxfp4" in {fit.dtype for fit in load_hardware("a800_80g_sxm").calibration.moe if fit.timed_on}

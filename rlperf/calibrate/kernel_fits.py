@@ -14,7 +14,6 @@ from rlperf.calibrate.kernel_tables import Series
 from rlperf.cost.attention import Heads, decode_with, edge_pairs, flash_with, visible_pairs
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.cost.roofline import gemm_with
-from rlperf.cost.scan import chunked_with, scan_with, step_with
 from rlperf.cost.streams import mixing_with
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import (
@@ -25,7 +24,6 @@ from rlperf.specs.calibration import (
     DispatchFit,
     GemmFit,
     PrefillFit,
-    ScanFit,
     StreamFit,
     StreamsFit,
 )
@@ -319,54 +317,27 @@ def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool =
     return KernelFit("dispatch", constants, fitted, series)
 
 
-def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit:
-    """Linear attention of one engine in one phase."""
-    b, s, h, k, v = (series.shape[name] for name in ("batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim"))
-    mixer = series.dtype or "gated_delta"
-    chunked, prompts = mixer == "mamba", series.variant == "context" and mixer != "mamba"
-
-    def build(p: FloatArray) -> ScanFit:
-        own = {"compute": p[1], "per_step": p[2]} if prompts else {"memory": p[1], "cached": p[2]}
-        return ScanFit.model_construct(kernel=series.kernel, phase=series.variant, mixer=mixer, fixed=p[0], **own)
-
-    def seconds(fit: ScanFit, r: BoolArray) -> FloatArray:
-        if chunked:
-            return chunked_with(device, fit, b[r], s[r], h[r], k[r], v[r], series.shape["chunk_size"][r])
-        if prompts:
-            return scan_with(device, fit, b[r], s[r], h[r], k[r], v[r])
-        return step_with(device, fit, b[r], 4.0 * (h * k * v)[r], cached=True)
-
-    second = ((1e-3, 0.1, 1.0), (1e-12, 1e-8, 1e-6)) if prompts else ((0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0))
-    bounds = Bounds.of((1e-7, 5e-6, 5e-4), *second)
-    fitted = run_fit(series, build, seconds, bounds, ("batch", "num_v_heads"), check)
-    p = fitted.parameters
-    own = {"compute": digits(p[1]), "per_step": microseconds(p[2])} if prompts else {
-        "memory": digits(p[1]), "cached": digits(p[2]),
-    }  # fmt: skip
-    constants = ScanFit.model_validate(
-        {"kernel": series.kernel, "phase": series.variant, "mixer": mixer, "fixed": microseconds(p[0]), **own,
-         "quality": fitted.quality(series.name)}
-    )  # fmt: skip
-    return KernelFit("scan", constants, fitted, series, seconds)
-
-
 def fit_streams(series: Series, device: Device, *, check: bool = True) -> KernelFit:
     """Hyper-connections of one engine: kernels in front of a half of a layer, and the one behind it."""
     n, hidden, streams, sites, before = series.shape.values()
 
     def build(p: FloatArray) -> StreamsFit:
-        return StreamsFit.model_construct(kernel=series.kernel, before=p[0], behind=p[1], memory=p[2], cached=p[3])
+        return StreamsFit.model_construct(
+            kernel=series.kernel, before=p[0], behind=p[1], memory=p[2], cached=p[3], product=p[4]
+        )
 
     def seconds(fit: StreamsFit, r: BoolArray) -> FloatArray:
         front, back = mixing_with(device, fit, n[r], streams[r], hidden[r], cached=True)
         return np.asarray(sites[r] * np.where(before[r] > 0, front, back))
 
-    bounds = Bounds.of((1e-7, 8e-6, 1e-4), (1e-7, 3e-6, 1e-4), (0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0))
+    bounds = Bounds.of(
+        (1e-7, 8e-6, 1e-4), (1e-7, 3e-6, 1e-4), (0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0), (1e-3, 0.1, 30.0)
+    )
     fitted = run_fit(series, build, seconds, bounds, ("num_tokens", "hidden_size"), check)
     p = fitted.parameters
     constants = StreamsFit.model_validate(
         {"kernel": series.kernel, "before": microseconds(p[0]), "behind": microseconds(p[1]), "memory": digits(p[2]),
-         "cached": digits(p[3]), "quality": fitted.quality(series.name)}
+         "cached": digits(p[3]), "product": digits(p[4]), "quality": fitted.quality(series.name)}
     )  # fmt: skip
     return KernelFit("streams", constants, fitted, series, seconds)
 

@@ -72,6 +72,14 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "stream": (("n_bytes",), frozenset({"gpu", "n_bytes", "latency_us"})),
 }
 
+CONVOLUTION = "convolution"
+"""What stands behind a mixer's name where the timings are of the convolution in front of it."""
+_CONVOLVED = {
+    "scan": (("num_k_heads", "head_k_dim", 2.0), ("num_v_heads", "head_v_dim", 1.0)),
+    "kda": (("num_heads", "head_dim", 3.0),),
+    "mamba": (("nheads", "head_dim", 1.0), ("n_groups", "d_state", 2.0)),
+}
+"""Channels of the convolution in front of a recurrent mixer: heads, their width, and how many such parts there are."""
 _UNSTATED = {"window_size": 0.0}
 """What a row has where it does not say; widths of heads and states are 128 then."""
 
@@ -147,8 +155,7 @@ def short_kernel(kind: str, name: str, software: str) -> str:
                 return f"{engine}_{backend}"
         return f"{engine}_cutlass" if "torch_flow" in name else name
     if kind in ("scan", "kda", "mamba", "streams", "sparse", "latent", "absorption"):
-        engine = software.split("-")[0]
-        return f"{engine}_conv" if "conv" in name else engine
+        return software.split("-")[0]
     if kind == "collective":
         return {"TRTLLM": "trtllm", "vLLM_custom_graph": "custom", "vLLM_custom_eager": "custom_eager"}.get(name, name)
     return name or software.split("-")[0]
@@ -175,16 +182,20 @@ def read_series(path: Path | str) -> list[Series]:
             row["before"] = str(int(row["op"].endswith("pre")))
         if (kind == "sparse" and not _usable(row)) or (kind == "latent" and row.get("flag")):
             continue
+        if kind in _CONVOLVED and "conv" in row["kernel"] and not _as_convolution(kind, row):
+            continue
         for key in _keys(kind, row):
             groups.setdefault(key, []).append((row, line))
     if not groups:
         raise SpecError(Problem("holds no rows", str(path)))
     problems: list[Problem] = []
-    series = [_series(kind, key, rows, str(path), problems) for key, rows in groups.items()]
+    series = [
+        _series(CONVOLUTION if key[2].endswith(CONVOLUTION) else kind, key, rows, str(path), problems)
+        for key, rows in groups.items()
+    ]
     if problems:
         raise SpecError(problems)
-    found = [one for one in series if one is not None]
-    return [_as_scan(one) if kind in ("kda", "mamba") else _fastest(one) for one in found]
+    return [_as_scan(one) if one.kind in ("kda", "mamba") else _fastest(one) for one in series if one is not None]
 
 
 _EAGER_TOKENS = 4096.0
@@ -197,6 +208,16 @@ def _usable(row: Mapping[str, str]) -> bool:
         return False
     tokens = float(row.get("batch") or 0) * float(row.get("q_len") or 0)
     return not row.get("flag") or (row["flag"] == "eager" and tokens >= _EAGER_TOKENS)
+
+
+def _as_convolution(kind: str, row: dict[str, str]) -> bool:
+    """Adds channels and taps to a convolution's row; whether it states them."""
+    parts = _CONVOLVED[kind]
+    if not all(row.get(name) for each in parts for name in each[:2]) or not row.get("d_conv"):
+        return False
+    row["channels"] = str(sum(float(row[heads]) * float(row[width]) * number for heads, width, number in parts))
+    row["taps"] = row["d_conv"]
+    return True
 
 
 def _as_scan(series: Series) -> Series:
@@ -248,6 +269,8 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
         yield device, short_kernel(kind, name, software), "", "", software
     else:
         variant = row.get("phase" if kind in ("scan", "kda", "mamba", "latent") else "distribution") or ""
+        if kind in _CONVOLVED and "conv" in name:
+            dtype = f"{dtype or 'gated_delta'} {CONVOLUTION}" if kind == "scan" else f"{kind} {CONVOLUTION}"
         yield device, short_kernel(kind, name, software), dtype, variant, software
 
 
@@ -255,7 +278,7 @@ def _series(
     kind: str, key: tuple[str, ...], rows: Sequence[tuple[dict[str, str], int]], file: str, problems: list[Problem]
 ) -> Series | None:
     device, kernel, dtype, variant, software = key
-    names = KINDS[kind][0]
+    names = KINDS[kind][0] if kind in KINDS else ("batch", "seq_len", "channels", "taps")
     time = f"{variant.split('@')[0]}_us" if kind == "dispatch" else "latency_us"
     values: list[list[float]] = []
     for row, line in rows:

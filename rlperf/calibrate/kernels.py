@@ -19,13 +19,13 @@ from rlperf.calibrate.kernel_fits import (
     fit_dispatch,
     fit_gemm,
     fit_prefill,
-    fit_scan,
     fit_stream,
     fit_streams,
 )
 from rlperf.calibrate.kernel_tables import Series, joined_series, read_series
 from rlperf.calibrate.latent_fits import fit_absorption, fit_latent
 from rlperf.calibrate.module_fits import fit_modules, mixer_of
+from rlperf.calibrate.recurrent_fits import fit_scan
 from rlperf.calibrate.statistics import spread_of
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.calibration import DeviceCalibration, GemmFit, load_device_calibration
@@ -127,7 +127,7 @@ def fit_series(
             fits.append(fit_moe(one, device, skewed, check=check))
         elif one.kind == "collective":
             fits.append(fit_collective(one, device, check=check))
-        elif one.kind == "scan" and not one.kernel.endswith("_conv") and one.variant != "verify":
+        elif one.kind in ("scan", "convolution") and one.variant != "verify":
             fits.append(fit_scan(one, device, check=check))
         elif one.kind == "streams":
             fits.append(fit_streams(one, device, check=check))

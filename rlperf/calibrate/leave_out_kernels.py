@@ -106,12 +106,12 @@ def stand_in(fit: KernelFit, hw: Hardware) -> Any:
     held = getattr(hw.calibration, section)
     if section == "stream" or fit.seconds is None:
         return None
+    if section == "streams":
+        return streams_fit(hw, own.kernel)
     found = [one for one in held if all(getattr(one, name, "") == getattr(own, name, "") for name in _TOLD_BY)]
     if found:
         return next((one for one in found if one.kernel == own.kernel), found[0])
-    if section == "sparse":
-        return sparse_fit(hw, own.mixer, own.phase, own.kernel)
-    return streams_fit(hw, own.kernel) if section == "streams" else None
+    return sparse_fit(hw, own.mixer, own.phase, own.kernel) if section == "sparse" else None
 
 
 def _figures(fit: KernelFit, seconds: FloatArray, rows: np.ndarray, constants: Any) -> list[PredictedFigure]:

@@ -14,6 +14,7 @@ import numpy as np
 from rlperf.calibrate.fitting import Bounds, fit_with_left_out
 from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds
 from rlperf.calibrate.kernel_tables import Series, joined_series
+from rlperf.cost.dtypes import cache_bytes
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.choosing import Choosing
 from rlperf.cost.layers.layer import fuse
@@ -30,6 +31,21 @@ PULL = 0.02
 """Pull of a constant to its start, in units of the misfit: eight or ten of them, some told by few rows."""
 GATHERED = ("sparse", "sparse_reusing", "compressed_sparse")
 """Mixers whose queries choose keys one by one; whole blocks, and all keys, are read as they lie."""
+RANGES = {
+    "fixed": (1e-7, 2e-5, 1e-3),
+    "compute": (0.02, 0.5, 1.2),
+    "memory": (0.03, 0.6, BEST_READ),
+    "passes": (0.01, 2.0, 100.0),
+    "index_compute": (0.01, 0.4, 1.2),
+    "index_memory": (0.01, 0.4, BEST_READ),
+    "index_fixed": (1e-7, 1e-5, 1e-3),
+    "per_choice": (1e-10, 1e-7, 1e-5),
+    "gather": (0.05, 1.0, 5.0),
+    "padded": (0.01, 0.2, 1.0),
+    "narrow": (0.05, 1.0, 2.0),
+}
+"""Lowest, first and highest value of every constant."""
+IN_SECONDS = ("fixed", "index_fixed", "per_choice")
 _TABLES = {"csa": "compressed_sparse", "hca": "compressed", "reusing": "sparse_reusing"}
 
 
@@ -49,6 +65,16 @@ def _layer(series: Series) -> Choosing | None:
     found = [layer for layer in layers if isinstance(layer, Choosing)]
     wanted = _TABLES.get(part)
     return next((layer for layer in found if wanted in (None, layer.table)), None)
+
+
+def _constants(modules: Sequence[Series], gathered: bool) -> list[str]:
+    """What the timings can tell: gathers where keys are chosen one by one, conversions where both caches were timed.
+
+    Kernels that gather keys convert them on the way: no constant of it stood apart from the others.
+    """
+    names = [name for name in RANGES if name not in ("gather", "padded", "narrow")]
+    caches = {cache_bytes(one.dtype.split("/")[1]) < 2.0 for one in modules}
+    return names + (["gather", "padded"] if gathered else ["narrow"] if len(caches) > 1 else [])
 
 
 def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None], FloatArray]:
@@ -80,7 +106,7 @@ def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None],
 def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) -> KernelFit:
     """Constants of one engine's modules of one mixer in one phase, all models and precisions together."""
     mixer, phase = mixer_of(modules[0])
-    kernel, gathered = modules[0].kernel, mixer in GATHERED
+    kernel = modules[0].kernel
     seconds = [module_seconds(one, hw) for one in modules]
     whole = modules[0]
     for one in modules[1:]:
@@ -88,12 +114,11 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
     whole = replace(whole, dtype="", variant=f"{mixer}/{phase}")
     models = np.repeat(np.arange(len(modules)), [len(one.measured_s) for one in modules]).astype(np.float64)
 
+    names = _constants(modules, mixer in GATHERED)
+
     def build(p: FloatArray) -> SparseFit:
-        return SparseFit.model_construct(
-            kernel=kernel, mixer=mixer, phase=phase, fixed=p[0], compute=p[1], memory=p[2], passes=p[3],
-            index_compute=p[4], index_memory=p[5], index_fixed=p[6], per_choice=p[7],
-            gather=p[8] if gathered else None, padded=p[9] if gathered else 0.0,
-        )  # fmt: skip
+        own = dict(zip(names, p, strict=True))
+        return SparseFit.model_construct(kernel=kernel, mixer=mixer, phase=phase, **own)
 
     def all_seconds(fit: SparseFit, rows: BoolArray) -> FloatArray:
         return np.concatenate([each(fit) for each in seconds])[rows]
@@ -101,22 +126,15 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
     def predict(p: FloatArray, rows: BoolArray) -> FloatArray:
         return all_seconds(build(p), rows)
 
-    ranges = (
-        (1e-7, 2e-5, 1e-3), (0.02, 0.5, 1.2), (0.03, 0.6, BEST_READ), (0.01, 2.0, 100.0), (0.01, 0.4, 1.2),
-        (0.01, 0.4, BEST_READ), (1e-7, 1e-5, 1e-3), (1e-10, 1e-7, 1e-5), (0.05, 1.0, 5.0), (0.01, 0.2, 1.0),
-    )  # fmt: skip
-    bounds = Bounds.of(*ranges[: None if gathered else -2], pull=PULL)
+    bounds = Bounds.of(*(RANGES[name] for name in names), pull=PULL)
     keys = {"batch": whole.shape["batch"], "model and precision": models}
     fitted = fit_with_left_out(predict, bounds, whole.measured_s, keys, left_out=check)
-    p = fitted.parameters
+    values = {
+        name: (microseconds if name in IN_SECONDS else digits)(value)
+        for name, value in zip(names, fitted.parameters, strict=True)
+        if name != "gather" or phase == "context"
+    }
     constants = SparseFit.model_validate(
-        {
-            "kernel": kernel, "mixer": mixer, "phase": phase, "fixed": microseconds(p[0]), "compute": digits(p[1]),
-            "memory": digits(p[2]), "passes": digits(p[3]), "index_compute": digits(p[4]),
-            "index_memory": digits(p[5]), "index_fixed": microseconds(p[6]), "per_choice": microseconds(p[7]),
-            "gather": digits(p[8]) if gathered and phase == "context" else None,
-            "padded": digits(p[9]) if gathered else 0.0,
-            "quality": fitted.quality(whole.name),
-        }
-    )  # fmt: skip
+        {"kernel": kernel, "mixer": mixer, "phase": phase, **values, "quality": fitted.quality(whole.name)}
+    )
     return KernelFit("sparse", constants, fitted, whole, all_seconds)

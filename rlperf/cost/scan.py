@@ -12,6 +12,8 @@ from rlperf.specs.hardware import Hardware
 
 CHUNK = 64.0
 """Tokens of a chunk in every kernel that was timed."""
+PASSED_SHARE = 2.0
+"""Bytes passed between all kernels of a scan over L2 at which half of what L2 would spare is lost: five pass them."""
 
 
 def scan_fit(hw: Hardware, mixer: str, phase: str, engine: str) -> ScanFit | None:
@@ -40,10 +42,50 @@ def step_with(device: Device, fit: ScanFit, requests: Array, state_bytes: Array,
     return np.where(moved > 0, fit.fixed + memory_s, 0.0)
 
 
+def convolved_with(
+    device: Device, fit: ScanFit, sequences: Array, query_tokens: Array, channels: Array, taps: Array,
+    *, cached: bool = False,
+) -> FloatArray:  # fmt: skip
+    r"""Seconds of the causal convolution in front of a recurrence.
+
+    .. math:: t = t_0 + \left(\left[\frac{s\,n\,c\,b}{W e_m}\right]^2 + [s\,c\,c_b]^2\right)^{1/2}
+
+    Parameters
+    ----------
+    sequences, query_tokens : s prompts of n new tokens; in a step the running requests, of one token each [1, tokens]
+    channels, taps : c, channels on this device, and k, tokens that the convolution sees [1]
+    cached : inputs stand in L2 from the last call, as in kernel benchmarks
+
+    Notes
+    -----
+    b is 4 bytes in prompts (two read, two written) and 4 k in a step, which reads and writes the last k - 1 inputs too.
+    c_b: some kernels have a block of threads for every sequence and channel, however few its tokens. Fitted for
+    1..512 requests, 128..512k tokens and 1k..37k channels.
+    """
+    s, c = as_float(sequences), as_float(channels)
+    each = 4.0 * as_float(taps) if fit.phase == "generation" else 4.0
+    moved = s * as_float(query_tokens) * c * each
+    memory_s = moved / (device.memory_bandwidth * fit.memory)
+    if cached:
+        memory_s = still_in_l2(device, memory_s, moved, fit.cached, share=2.0 * L2_SHARE)
+    return np.where(moved > 0, fit.fixed + joined(memory_s, s * c * fit.per_block, 2.0), 0.0)
+
+
 def scan_flop(tokens: Array, heads: Array, keys: Array, values: Array) -> FloatArray:
     """FLOP of a chunked scan: products inside a chunk, and of every token with the state [FLOP]."""
     inside = CHUNK * (as_float(keys) + as_float(values))
     return 2.0 * as_float(tokens) * as_float(heads) * (inside + 2.0 * as_float(keys) * as_float(values))
+
+
+def scan_bytes(tokens: Array, heads: Array, keys: Array, values: Array) -> FloatArray:
+    """Bytes that a chunked scan passes between its kernels, in five launches as flash-linear-attention has them.
+
+    Of a token and head keys are read or written seven times and values six, in two bytes; products of the chunk's keys
+    with each other are written and read in fp32, their inverse in two bytes; of every chunk the state is written and
+    read in two bytes. Kernels that fuse launches move less.
+    """
+    inside = 2.0 * (7.0 * as_float(keys) + 6.0 * as_float(values)) + 12.0 * CHUNK
+    return as_float(tokens) * as_float(heads) * (inside + 4.0 * as_float(keys) * as_float(values) / CHUNK)
 
 
 def scan_with(
@@ -51,7 +93,9 @@ def scan_with(
 ) -> FloatArray:
     r"""Seconds of the chunked scan over prompts (arXiv 2412.06464, section 3.3).
 
-    .. math:: t = t_0 + \left(\left[\frac{F}{P e_c}\right]^2 + [s\,c_s]^2\right)^{1/2}
+    .. math::
+
+        t = t_0 + \left(\left[\frac{F}{P e_c}\right]^2 + \left[\frac{B}{W e_m}\right]^2 + [s\,c_s]^2\right)^{1/2}
 
     Parameters
     ----------
@@ -60,13 +104,17 @@ def scan_with(
 
     Notes
     -----
-    F of `scan_flop`. Chunks of one sequence wait for each other: c_s seconds a token, whatever the heads. Fitted for
-    1..64 prompts of 128..32k tokens and 4..64 heads of 128 x 128.
+    F of `scan_flop`, B of `scan_bytes`. What one kernel passes to the next stands in L2 as far as it fits (in an engine
+    too), where it is read at e times more. Chunks of one sequence wait for each other: c_s seconds a token, whatever
+    the heads. Fitted for 1..64 prompts of 128..32k tokens and 4..64 heads of 128 x 128.
     """
     s = as_float(query_tokens)
-    flop = scan_flop(as_float(sequences) * s, heads, keys, values)
-    compute_s = flop / (sheet_peak(device, "bf16") * fit.compute)
-    return np.where(flop > 0, fit.fixed + joined(compute_s, s * fit.per_step, 2.0), 0.0)
+    tokens = as_float(sequences) * s
+    compute_s = scan_flop(tokens, heads, keys, values) / (sheet_peak(device, "bf16") * fit.compute)
+    moved = scan_bytes(tokens, heads, keys, values)
+    memory_s = moved / (device.memory_bandwidth * fit.memory)
+    memory_s = still_in_l2(device, memory_s, moved, fit.cached, share=PASSED_SHARE)
+    return np.where(moved > 0, fit.fixed + joined(joined(compute_s, memory_s, 2.0), s * fit.per_step, 2.0), 0.0)
 
 
 def chunked_with(

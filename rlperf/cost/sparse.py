@@ -35,6 +35,7 @@ class KeyChoice:
     index_flop : of a query and a key that the index scores: 2 heads x width; 0 without an index [FLOP]
     index_bytes : of a cached index key [bytes]
     width : values of a token's queries and outputs on the device, which small passes move [1]
+    narrow : keys are cached in 8 bits, which kernels convert
     """
 
     heads: FloatArray
@@ -43,6 +44,7 @@ class KeyChoice:
     index_flop: float
     index_bytes: float
     width: FloatArray
+    narrow: bool
 
 
 def sparse_fit(hw: Hardware, mixer: str, phase: str, engine: str) -> SparseFit:
@@ -85,8 +87,8 @@ def chosen_with(
     Notes
     -----
     In prompts neighbouring queries read mostly the same keys, which then stand in L2: there e_m of the keys is
-    ``fit.gather``, which may be above 1. P_8 is the peak of fp8 (of 16 bits where a device has none), in which indices
-    are scored.
+    ``fit.gather``, which may be above 1. e_c is ``fit.narrow`` times as much with a cache of 8 bits. P_8 is the peak of
+    fp8 (of 16 bits where a device has none), in which indices are scored.
     """
     q, s, c = as_float(queries), as_float(scored), as_float(read)
     bandwidth = device.memory_bandwidth
@@ -98,8 +100,9 @@ def chosen_with(
     )
     n = as_float(choices)
     index = (index + np.where(n > 0, fit.index_fixed, 0.0) + n * fit.per_choice) * (work.index_flop > 0)
-    compute_s = c * work.heads * work.pair_flop / (sheet_peak(device, "bf16") * fit.compute)
-    reached = fit.memory if fit.phase == "generation" else fit.gather or np.inf
-    attention = joined(compute_s, c * work.key_bytes / (bandwidth * reached), 2.0)
+    reached = fit.compute * (fit.narrow if work.narrow else 1.0)
+    compute_s = c * work.heads * work.pair_flop / (sheet_peak(device, "bf16") * reached)
+    gathered = fit.memory if fit.phase == "generation" else fit.gather or np.inf
+    attention = joined(compute_s, c * work.key_bytes / (bandwidth * gathered), 2.0)
     passes = 2.0 * fit.passes * q * work.width / (bandwidth * fit.memory)
     return np.where(q > 0, fit.fixed + passes + index + attention, 0.0)

@@ -221,16 +221,23 @@ class MoeFit(Frozen):
 
 
 class ScanFit(Frozen):
-    """Constants of a linear-attention kernel; the forms are in `rlperf.cost.scan`."""
+    """Constants of a recurrent mixer's kernel; the forms are in `rlperf.cost.scan`."""
 
     kernel: str = Field(description="engine whose kernel was timed")
-    mixer: str = Field("gated_delta", description="mixer whose kernel it is: gated_delta, kda or mamba")
+    mixer: str = Field(
+        "gated_delta", description="gated_delta, kda or mamba; with the word convolution: what stands in front"
+    )
     phase: str = Field(description="context (chunked scan over prompts) or generation (one step of the recurrence)")
     fixed: Seconds
     compute: PositiveFloat = Field(1.0, description="attainable share of the dense 16-bit peak in a scan")
     per_step: Seconds = Field(0.0, description="per token of one sequence: chunks wait for each other")
-    memory: PositiveFloat = Field(1.0, description="attainable share of the bandwidth when states are read and written")
-    cached: float = Field(0.0, ge=0.0, description="extra rate of states that are still in L2")
+    per_block: Seconds = Field(0.0, description="of a convolution, per sequence and channel: a block of threads each")
+    memory: PositiveFloat = Field(
+        1.0, description="attainable share of the bandwidth: states of a step, passes of a scan (fused ones: above 1)"
+    )
+    cached: float = Field(
+        0.0, ge=0.0, description="extra rate of what is still in L2: states of repeated steps, passes"
+    )
     timed_on: str | None = Field(
         None, description="relative whose kernel stands here, where this device has none of it"
     )
@@ -251,6 +258,9 @@ class SparseFit(Frozen):
     index_fixed: Seconds = Field(0.0, description="kernels of a choice, whatever its size")
     per_choice: Seconds = Field(0.0, description="of a choice, per query that sees more keys than it may read")
     passes: float = Field(0.0, ge=0.0, description="times that small passes move queries and outputs")
+    narrow: PositiveFloat = Field(
+        1.0, description="of compute with a cache of 8 bits, whose keys the kernel converts, over that of 16"
+    )
     gather: PositiveFloat | None = Field(
         None,
         description="keys that queries of a prompt gather, as a share of the bandwidth (of L2: above 1); None: no time",
@@ -269,6 +279,7 @@ class StreamsFit(Frozen):
     before: Seconds = Field(description="of the kernels in front of a half of a layer")
     behind: Seconds = Field(description="of the kernel behind it")
     memory: PositiveFloat = Field(description="attainable share of the bandwidth")
+    product: float = Field(0.0, ge=0.0, description="of the product in front, over the time of the bytes it moves")
     cached: float = Field(0.0, ge=0.0, description="extra rate of streams that are still in L2")
     timed_on: str | None = Field(
         None, description="relative whose kernels stand here, where this device has none of them"

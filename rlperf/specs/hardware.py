@@ -54,15 +54,14 @@ def in_nodes_of(hardware: Hardware, devices: int) -> Hardware:
 
 
 def at_published_rates(constants: DeviceCalibration, device: Device, relative: Device) -> DeviceCalibration:
-    """A relative's constants for a device: scans split, and all brought to what the device attains, if both publish it.
+    """A relative's constants for a device, brought to what the device attains if both publish it.
 
     A share of the data sheet carries over only between devices whose clocks and caches keep up alike: an L40S reaches
     less of its peak than an RTX PRO 6000. Products and attention over prompts go by the ratio of the attained shares of
     the peak (fp8 and narrower by that of fp8 where both state it), all that reads memory by that of bandwidth.
     """
-    scans = tuple(_split_scan(fit, _ridge(device) / _ridge(relative)) for fit in constants.scan)
     products = tuple(_narrow(fit, _peak(device) / _peak(relative)) for fit in constants.gemm)
-    constants = constants.model_copy(update={"scan": scans, "gemm": products})
+    constants = constants.model_copy(update={"gemm": products})
     mine, theirs = device.attained, relative.attained
     if mine is None or theirs is None:
         return constants
@@ -97,29 +96,6 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
     )
 
 
-SCAN_COMPUTE = 0.28
-"""Share of the peak that products of a chunked scan reach where memory does not hold them up. A token and head of Kimi
-Delta Attention take 5.6 ns on H20 and 4.6 on H100 by Triton, 3.2 and 1.1 by FlashKDA (`linear_attention_train.csv`, 12
-rows of H20, and `kda.csv`): with products by the peak and all else by bandwidth, 0.30 and 0.39 ns of them on H100."""
-
-
-def _split_scan(fit: ScanFit, ridge: float) -> ScanFit:
-    r"""A scan over prompts, for a device whose peak over bandwidth is ``ridge`` times that of the one timed [1].
-
-    Seconds go by the peak as far as products need them at `SCAN_COMPUTE` of it, else by bandwidth, which intermediate
-    passes of the kernels take: :math:`1 / e' = 1 / e_0 + (1 / e - 1 / e_0)\,\rho`.
-
-    >>> fit = ScanFit.model_construct(kernel="vllm", phase="context", mixer="kda", fixed=0.0, compute=0.07)
-    >>> round(_split_scan(fit, 0.5).compute, 3), _split_scan(fit, 1.0).compute
-    (0.112, 0.07)
-    """
-    if fit.phase != "context" or not fit.compute:
-        return fit
-    best = max(SCAN_COMPUTE, fit.compute)
-    compute = 1.0 / (1.0 / best + (1.0 / fit.compute - 1.0 / best) * ridge)
-    return fit.model_copy(update={"compute": float(f"{compute:.4g}")})
-
-
 def _narrow(fit: GemmFit, slower: float) -> GemmFit:
     """A product's constants for a device of ``slower`` times the peak of the one timed [1].
 
@@ -135,10 +111,6 @@ def _narrow(fit: GemmFit, slower: float) -> GemmFit:
 
 def _peak(device: Device) -> float:
     return device.peaks.bf16 or device.peaks.fp16 or 1.0
-
-
-def _ridge(device: Device) -> float:
-    return _peak(device) / device.memory_bandwidth
 
 
 def with_relatives_kernels(

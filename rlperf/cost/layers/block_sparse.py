@@ -63,6 +63,7 @@ class BlockSparse(Choosing, Full):
             index_flop=2.0 * self.index_width / self.pool,
             index_bytes=INDEX_BYTES * self.number("head_dim") / self.pool,
             width=heads * width,
+            narrow=cache_bytes(replica.kv_dtype) < 2.0,
         )
 
     def cache_bytes_per_token(self, replica: Replica) -> FloatArray:

@@ -95,6 +95,7 @@ class Compressed(Choosing):
             index_flop=2.0 * self.index_width,
             index_bytes=SCALED * self.number("index_head_dim"),
             width=2.0 * heads * width,
+            narrow=cache_bytes(replica.kv_dtype) < 2.0,
         )
 
     def _key_bytes(self, replica: Replica) -> float:

@@ -10,7 +10,7 @@ class Kda(Linear):
     """As a gated delta rule, with a decay for every channel of a key and gates of low rank."""
 
     table = "kda"
-    unmeasured = "Kimi Delta Attention has no kernel table for convolution and gates"
+    unmeasured = "Kimi Delta Attention has no kernel table for gates and norms"
 
     @property
     def rank(self) -> int:

@@ -13,7 +13,7 @@ class Linear(Recurrent):
 
     projections = 2
     table = "gated_delta"
-    unmeasured = "recurrent layers have no kernel table for convolution and gates"
+    unmeasured = "recurrent layers have no kernel table for gates and norms"
 
     @property
     def numbers(self) -> LinearAttention:

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.cost.layers.layer import Layer, Matrix
 from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import gemm_fit, sheet_flop_per_s, small_op_s
-from rlperf.cost.scan import scan_fit, scan_with, step_with
+from rlperf.cost.scan import convolved_with, scan_fit, scan_with, step_with
 from rlperf.cost.trainer_device import Seconds, TrainerDevice
 from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.calibration import ScanFit
@@ -82,18 +82,37 @@ class Recurrent(Layer, ABC):
         return 4.0 * self.state.heads * self.state.keys * self.state.values
 
     def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
-        moved = local * self.projected / replica.attention_tensor * 4.0
-        return [memory_operator(replica, "convolution", 2.0 * count, moved)]
+        if self._convolution_fit(replica, "context") is None:
+            moved = local * self.projected / replica.attention_tensor * 4.0
+            return [memory_operator(replica, "convolution", 2.0 * count, moved)]
+        return [
+            memory_operator(replica, "gated norm", count, local * self.value_width / replica.attention_tensor * 6.0)
+        ]
+
+    def _convolution_fit(self, replica: Replica, phase: str) -> ScanFit | None:
+        return scan_fit(replica.hw, f"{self.table} convolution", phase, replica.engine.engine)
+
+    def _convolution(
+        self, replica: Replica, phase: str, count: float, sequences: FloatArray, query: FloatArray
+    ) -> list[Operator]:
+        """In front of the recurrence, as its kernel was timed; else among what depends on tokens alone."""
+        fit, channels = self._convolution_fit(replica, phase), self.convolved / replica.attention_tensor
+        if fit is None:
+            return []
+        seconds = convolved_with(replica.hw.device, fit, sequences, query, channels, self.taps)
+        sheet = 4.0 * sequences * query * channels / replica.hw.device.memory_bandwidth
+        return [Operator("convolution", count * seconds, np.zeros(()), count * sheet, np.zeros(()))]
 
     def decode_operators(self, replica: Replica, count: float, requests: FloatArray, kv: FloatArray) -> list[Operator]:
         """The state is read and written."""
         state, hw = self.state_bytes / replica.attention_tensor, replica.hw
         fit = scan_fit(hw, self.table, "generation", replica.engine.engine)
+        found = self._convolution(replica, "generation", count, requests, np.ones(()))
         if fit is None:
-            return [memory_operator(replica, "state", count, 2.0 * requests * state)]
+            return [*found, memory_operator(replica, "state", count, 2.0 * requests * state)]
         seconds = step_with(hw.device, fit, requests, state)
         sheet = 2.0 * requests * state / hw.device.memory_bandwidth
-        return [Operator("state", count * seconds, np.zeros(()), count * sheet, np.zeros(()))]
+        return [*found, Operator("state", count * seconds, np.zeros(()), count * sheet, np.zeros(()))]
 
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
@@ -112,7 +131,8 @@ class Recurrent(Layer, ABC):
             seconds = compute_s / (hw.calibration.stream.scan_compute * fit.compute) + small_op_s(hw, moved)
         else:
             seconds = self.scan_s(hw.device, timed, sequences, query, state.heads / replica.attention_tensor)
-        return [Operator("scan", count * seconds, count * compute_s, memory_s, np.zeros(()))]
+        found = self._convolution(replica, "context", count, sequences, query)
+        return [*found, Operator("scan", count * seconds, count * compute_s, memory_s, np.zeros(()))]
 
     def scan_s(
         self, device: Device, fit: ScanFit, sequences: FloatArray, query: FloatArray, heads: FloatArray

@@ -81,6 +81,7 @@ class Sparse(Choosing, Latent):
             index_flop=2.0 * self.index_width / self.pool,
             index_bytes=SCALED * self.index_values / self.pool,
             width=heads * width,
+            narrow=cache_bytes(replica.kv_dtype) < 2.0,
         )
 
     def cache_bytes_per_token(self, replica: Replica) -> float:

@@ -43,7 +43,7 @@ def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: p
     assert os.getpid() not in {pid for _, pid in found}
     assert [share for share, _ in told] == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert told[0][1] == "one, two" and told[-1][1] == "done"  # who is at work
-        assert told[1][1] in ("one, three", "two, three")  # whichever of the two ends first
+    assert told[1][1] in ("one, three", "two, three")  # whichever of the two ends first
 
     def refuses(name: str, *, report: Tell) -> str:
         from rlperf.errors import SpecError

@@ -219,6 +219,15 @@ def test_tools_whose_answers_verl_cuts_are_told_of(tmp_path: Path, cut: int | No
     assert [said in each for each in told] == [True] * bool(said)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_reward_model_that_a_trainer_of_its_own_runs_is_told_of(tmp_path: Path, enabled: bool) -> None:
+    """verl's PPO examples up to 0.6 score with an 8B beside policy and critic; it was neither counted nor named."""
+    flags = f"actor_rollout_ref.model.path=Qwen/Qwen2.5-7B data.train_batch_size=64 reward_model.enable={enabled}"
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae {flags}\n")
+    found = audit(import_config([tmp_path / "run.sh"], "verl==0.6"), plan=False, predict=False).findings
+    assert [each.rule for each in found if each.key == "reward_model.enable"] == ["uncounted"] * enabled
+
+
 def test_a_model_that_sees_is_run_by_the_vision_program_of_nemo_rl() -> None:
     task = {"name": "t", "workload": "image", "prompts_per_step": 128, "group_size": 8, "max_response_tokens": 2048}
     pools = [{"role": role, "devices": 8} for role in ("rollout", "trainer")]

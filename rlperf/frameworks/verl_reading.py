@@ -228,8 +228,16 @@ def _scoring_facts(flat: Flat, run: Run) -> dict[str, Any]:
         "scoring_counted_twice": None not in counts[R],
         "reference_counted": any(count is not None for count in counts[REF]) if scored else None,
         "reference_budget": TOKENS_PER_DEVICE.read(budget, run) if scored and isinstance(budget, int) else None,
-        "beside": (*beside, *_cut_answers(flat, run)),
+        "beside": (*beside, *_cut_answers(flat, run), *_old_reward_model(flat)),
     }
+
+
+def _old_reward_model(flat: Flat) -> list[tuple[str, str]]:
+    """That a reward model is served by a trainer's passes, as releases before 0.7 did (workers/fsdp_workers.py)."""
+    if not flat.get("reward_model.enable"):
+        return []
+    why = "a reward model on GPUs, as releases up to 0.6 run it: neither its seconds nor its memory are counted"
+    return [("reward_model.enable", f"{why} (the job's scorers, kind reward, are its nearest)")]
 
 
 def _cut_answers(flat: Flat, run: Run) -> list[tuple[str, str]]:

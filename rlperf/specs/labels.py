@@ -167,6 +167,17 @@ def could_be(name: str, known: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(shapes, key=str.lower))
 
 
+def named_in(name: str, known: Mapping[str, str]) -> tuple[str, ...]:
+    """Shapes whose whole name stands in one that leads nowhere, as whole words: what a checkpoint was tuned from.
+
+    >>> named_in("my-qwen3-8b-cold-start", {key(name): name for name in ("Qwen3-8B", "Qwen3-8", "Qwen2.5-7B")})
+    ('Qwen3-8B',)
+    """
+    words = f"_{key(last_part(name))}_"
+    found = {shape for stem, shape in known.items() if f"_{stem}_" in words and _SIZE.search(stem)}
+    return tuple(sorted(found, key=lambda shape: (-len(shape), shape)))
+
+
 def size_of(name: str) -> float | None:
     """Parameters that a name states [10^9], experts multiplied out; None where it states none.
 

@@ -20,7 +20,17 @@ from rlperf.errors import Problem, SpecError, nearest
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf_config import from_hf, looks_like_hf
-from rlperf.specs.labels import SAME_SIZE, SHOWN, LabelReading, could_be, key, last_part, of_other_sizes, read_label
+from rlperf.specs.labels import (
+    SAME_SIZE,
+    SHOWN,
+    LabelReading,
+    could_be,
+    key,
+    last_part,
+    named_in,
+    of_other_sizes,
+    read_label,
+)
 from rlperf.specs.reader import (
     below,
     is_file,
@@ -351,6 +361,8 @@ def _hint(name: str, known: Mapping[str, str]) -> str | None:
         return f"it could be {' or '.join(near[:SHOWN])}{_more(near)}: say which"
     if near:
         return f"did you mean {near[0]}?"
+    if within := named_in(name, known):
+        return f"did you mean {within[0]}, or the path of its config.json?"
     others = of_other_sizes(name, known)
     if not others:
         return None

@@ -480,6 +480,26 @@ def test_openrlhf_loads_a_reward_model_only_without_a_reward_function() -> None:
 
 
 @pytest.mark.parametrize(("together", "placement", "devices"), [(True, "shared", 0), (False, "own", 8)])
+def test_a_reward_model_of_openrlhf_09_is_read_and_written(together: bool, placement: str, devices: int) -> None:
+    """Its flags had no dots up to 0.9: the reward model of most of its examples was neither counted nor named."""
+    keys: dict[str, Any] = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 8, "vllm_num_engines": 4}
+    model = {"reward_pretrain": "Qwen/Qwen3-8B", "reward_num_nodes": 1, "reward_num_gpus_per_node": 8}
+    keys |= {"colocate_all_models": True} if together else {}
+
+    def read(more: dict[str, Any]) -> tuple[ScorerRun, ...]:
+        return understand(Source({**keys, **more}), "openrlhf==0.9").run.scorers
+
+    (found,) = read(model)
+    assert (found.kind, found.placement, found.devices) == ("reward", placement, devices)
+    assert read({**model, "remote_rm_url": "reward.py"}) == read({**model, "agent_func_path": "agent.py"}) == ()
+    run = Run(
+        mode="colocated" if together else "disaggregated", devices_per_node=8, scorers=(replace(found, devices=8),)
+    )
+    written = {s.key: s.value for s in scorer_settings(run, "openrlhf", Target(key_table("openrlhf"), "0.9"))}
+    assert written == model
+
+
+@pytest.mark.parametrize(("together", "placement", "devices"), [(True, "shared", 0), (False, "own", 8)])
 def test_a_reward_model_of_openrlhf_is_read_where_it_is_loaded(together: bool, placement: str, devices: int) -> None:
     """None was read, so that a file's own prediction had no reward model; an agent's turns were exported beside one."""
     keys: dict[str, Any] = {"actor.num_nodes": 1, "actor.num_gpus_per_node": 8, "train.colocate_all": together}

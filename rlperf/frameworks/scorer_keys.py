@@ -173,6 +173,12 @@ _NO_MODEL: Mapping[str, Jobs | None] = {
     "reward.remote_url": None, "train.agent_func_path": "turns", "algo.dynamic_filtering_enable": "dapo",
 }  # fmt: skip
 """Rewards are a function's or an agent's, and groups are filtered by no others (openrlhf/cli/train_ppo_ray.py 0.11)."""
+_PLACEMENTS: tuple[Placement, ...] = ("own", "shared")
+_BEFORE_010: tuple[Mapping[str, str], Mapping[str, Jobs | None]] = (
+    {"reward_pretrain": "checkpoint", "reward_num_nodes": "nodes", "reward_num_gpus_per_node": "node_devices"},
+    {"remote_rm_url": None, "agent_func_path": "turns", "dynamic_filtering": "dapo"},
+)
+"""The same of OpenRLHF up to 0.9, whose flags have no dots."""
 _NODES = {f"{_REWARD}nnodes": "nodes", f"{_REWARD}n_gpus_per_node": "node_devices"}
 SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
     "verl": (
@@ -237,8 +243,11 @@ SCORER_KEYS: dict[str, tuple[ScorerKeys, ...]] = {
         ),
     ),
     "openrlhf": (  # train.colocate_all hands a reward model the actor's placement group, whatever its devices
-        ScorerKeys(("reward",), "own", {}, _BY_ROLE, together=False, unless=_NO_MODEL),
-        ScorerKeys(("reward",), "shared", {}, _BY_ROLE, together=True, unless=_NO_MODEL),
+        *(
+            ScorerKeys(("reward",), placement, {}, keys, together=placement == "shared", unless=unless)
+            for keys, unless in ((_BY_ROLE, _NO_MODEL), _BEFORE_010)
+            for placement in _PLACEMENTS
+        ),
     ),
     "areal": (
         ScorerKeys(("teacher",), "shared", {"teacher.engine_type": "train"}, {"teacher.train.path": "checkpoint"}),

@@ -27,6 +27,7 @@ from rlperf.sim.rollout import (
     verify,
 )
 from rlperf.sim.rollout.routing import Routing
+from rlperf.sim.rollout.step_seconds import tabulated
 from rlperf.sim.rollout.tail import first_groups, generated_at
 from rlperf.workload.lengths import LengthTable
 from studies.rollout_tail.policies import DynamicSampling, Synchronous, TailBatching
@@ -206,6 +207,21 @@ def test_lost_seconds_by_hand() -> None:
     assert (result.lost.imbalance, result.lost.tail) == (6.0, 2.0)
     assert result.lost.total == pytest.approx(8.0)
     assert result.tokens_per_s == pytest.approx(20 / 9)
+
+
+def test_replicas_of_one_cost_ask_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table, their speed and their lost seconds: with 512 small replicas each was a quarter of the rollout."""
+    asked: list[float] = []
+    decode_s = EngineStepCost.decode_s
+
+    def counted(self: EngineStepCost, running: Any, kv_tokens: Any) -> Any:
+        asked.append(np.size(running))
+        return decode_s(self, running, kv_tokens)
+
+    monkeypatch.setattr(EngineStepCost, "decode_s", counted)
+    simulate_rollout(Trajectories.of(4, [3, 9, 2, 5]), 4, cost=SECOND, limits=ROOMY)
+    assert len(asked) == 2
+    assert tabulated(SECOND, 4, EngineOptions()) is tabulated(SECOND, 4, EngineOptions())
 
 
 def test_trajectories_from_a_table_with_turns() -> None:

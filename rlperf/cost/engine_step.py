@@ -58,7 +58,7 @@ FEW = 64
 """Running requests up to which an engine_step is taken for linear in them, where one slope has to do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EngineStepCost:
     r"""Cost of one engine_step that decodes ``b`` requests and prefills ``n`` prompt tokens.
 

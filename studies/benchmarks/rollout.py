@@ -103,6 +103,14 @@ def events(name: str, target: float, limits: EngineLimits, repeats: int) -> Meas
     return Measured(name, target, 1.0 / seconds, f"{found.preemptions} preemptions, {found.makespan_s:.0f} s simulated")
 
 
+def small_replicas() -> Measured:
+    """512 replicas with two requests each: what every replica takes beside its events."""
+    trajectories = single_turn()
+    limits = EngineLimits(kv_tokens=5e4, max_running=256)
+    seconds = best(lambda: simulate_rollout(trajectories, 512, cost=COST, limits=limits), 3)
+    return Measured("512 replicas of two requests", 4.0, 1.0 / seconds, f"{1e3 * seconds / 512:.2f} ms a replica")
+
+
 def closed_forms() -> list[Measured]:
     """One workload at many costs."""
     census = take_census(single_turn(), EngineLimits(kv_tokens=4e6, max_running=256))
@@ -182,6 +190,8 @@ def main() -> None:
         events("cache limit, no preemption, prefix", 200, EngineLimits(3.2e6, 256), 40),
         events("cache limit, 5 % preempted, prefix", 200, EngineLimits(4e6, SEQUENCES), 8),
         events("cache limit, half preempted, prefix", 200, EngineLimits(2e6, SEQUENCES), 5),
+        events("cache of 50 responses, prefix", 10, EngineLimits(4.3e5, 256), 3),
+        small_replicas(),
         *closed_forms(),
         agents(),
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 import numpy as np
 
@@ -15,11 +17,9 @@ class DecodingBatch:
 
     With w tokens in flight per request (1, or with speculation drafts and one) an engine_step reads
     sum(base_i + tau + w) keys and needs ceil((base_i + tau + w) / block) blocks of each request. Written as
-    ``(a_i + tau) // block`` with a_i = base_i + w + block - 1, the sum over requests is
-
-        sum(a_i // block) + b (tau // block) + #{i: a_i mod block >= block - tau mod block}
-
-    so a count of the b requests by a_i mod block gives the blocks at any clock without visiting requests.
+    ``(a_i + tau) // block`` with a_i = base_i + w + block - 1, request i takes one more block as the clock passes from
+    tau to tau + 1 where tau = -1 - a_i (mod block), so that a count of the requests by that remainder gives the blocks
+    at any clock without visiting requests.
     """
 
     def __init__(self, clock: DecodeClock, block: int, width: int) -> None:
@@ -28,59 +28,58 @@ class DecodingBatch:
         self.steps = 0
         self.tau = 0
         self.size = 0
-        self.base: dict[int, int] = {}
         self.need: dict[int, int] = {}
         """tau at which each request completes."""
+        self._base: dict[int, int] = {}
+        """Of these requests, and of some that have left."""
         self._ends: list[tuple[int, int]] = []
         self._base_sum = 0
-        self._whole = 0
-        self._phases = [0] * block
-        self._blocks = -1
-        """Blocks at the present clock, once asked for; -1 where something has changed since."""
+        self._over = width + block - 1
+        self._takers = [0] * block
+        """Requests that take a block as the clock leaves tau, by tau mod block."""
+        self._blocks = 0
+        self._counted = 0
+        """The clock at which ``_blocks`` are held."""
 
     def add(self, i: int, cached: int, left: int) -> None:
         """Request i starts to decode with ``cached`` tokens, ``left`` tokens before it completes."""
-        base = cached - self.tau
-        self.base[i] = base
-        self.need[i] = self.tau + left
-        heappush(self._ends, (self.tau + left, i))
+        tau = self.tau
+        self._base[i] = base = cached - tau
+        self.need[i] = need = tau + left
+        heappush(self._ends, (need, i))
         self._base_sum += base
-        whole, phase = divmod(base + self.width + self.block - 1, self.block)
-        self._whole += whole
-        self._phases[phase] += 1
         self.size += 1
-        self._blocks = -1
+        whole = base + self._over
+        self._takers[~whole % self.block] += 1
+        self._blocks += (whole + self._counted) // self.block
 
     def load(self, base: IntArray, need: IntArray) -> None:
         """Requests 0, 1, ... at once, into an empty batch."""
-        self.base = dict(enumerate(base.tolist()))
+        self._base = dict(enumerate(base.tolist()))
         self.need = dict(enumerate(need.tolist()))
         self._ends = [(tau, i) for i, tau in self.need.items()]
         heapify(self._ends)
         self._base_sum = int(base.sum())
-        whole, phase = np.divmod(base + self.width + self.block - 1, self.block)
-        self._whole = int(whole.sum())
-        self._phases = np.bincount(phase, minlength=self.block).tolist()
         self.size = len(base)
-        self._blocks = -1
+        whole = base + self._over
+        self._takers = np.bincount(~whole % self.block, minlength=self.block).tolist()
+        self._blocks, self._counted = int(((whole + self.tau) // self.block).sum()), self.tau
 
     def remove(self, i: int) -> int:
         """Request i stops; its cached tokens."""
-        base = self.base.pop(i)
         need = self.need.pop(i)
+        base = self._base[i]
         self._base_sum -= base
-        whole, phase = divmod(base + self.width + self.block - 1, self.block)
-        self._whole -= whole
-        self._phases[phase] -= 1
         self.size -= 1
-        self._blocks = -1
+        whole = base + self._over
+        self._takers[~whole % self.block] -= 1
+        self._blocks -= (whole + self._counted) // self.block
         return base + (need if need < self.tau else self.tau)
 
     def step(self, count: int) -> None:
         """``count`` decoding engine_steps pass."""
         self.steps += count
         self.tau = self.steps if self.plain else self.clock.tau(self.steps)
-        self._blocks = -1
 
     @property
     def due(self) -> bool:
@@ -101,10 +100,12 @@ class DecodingBatch:
 
     def steps_to_completion(self) -> int:
         """Engine_steps until the next request completes."""
-        ends = self._ends
-        while self.need.get(ends[0][1]) != ends[0][0]:
+        ends, needs = self._ends, self.need
+        need, i = ends[0]
+        while needs.get(i) != need:
             heappop(ends)
-        return (ends[0][0] if self.plain else self.clock.steps_for(ends[0][0])) - self.steps
+            need, i = ends[0]
+        return (need if self.plain else self.clock.steps_for(need)) - self.steps
 
     def keys(self) -> int:
         """Cached tokens that the next engine_step reads."""
@@ -118,33 +119,47 @@ class DecodingBatch:
             taus = self.clock.tau_sum(self.steps, count)
         return count * (self._base_sum + self.size * self.width) + self.size * taus
 
+    def reads(self, count: int) -> tuple[int, int]:
+        """Cached tokens that the next ``count`` engine_steps read together, and the last of them."""
+        if self.plain:
+            first = self._base_sum + self.size * (self.steps + self.width)
+            return count * first + self.size * (count * (count - 1) // 2), first + self.size * (count - 1)
+        keys = self.keys_of(count)
+        return keys, keys - self.keys_of(count - 1)
+
     def blocks(self) -> int:
         """Blocks that the next engine_step needs, shared prefixes counted by every request."""
-        if self._blocks < 0:
-            whole, rest = divmod(self.tau, self.block)
-            self._blocks = self._whole + self.size * whole + (sum(self._phases[self.block - rest :]) if rest else 0)
+        if passed := self.tau - self._counted:
+            block, takers = self.block, self._takers
+            periods, rest = divmod(passed, block)
+            start = self._counted % block
+            end = start + rest
+            self._blocks += periods * self.size + sum(takers[start:end])
+            if end > block:
+                self._blocks += sum(takers[: end - block])
+            self._counted = self.tau
         return self._blocks
 
     def steps_that_fit(self, spare: float, most: int) -> int:
         """Engine_steps, from 1 to ``most``, that take no more than ``spare`` further blocks."""
-        if self.size * (most * self.width // self.block + 1) <= spare:
+        size, block = self.size, self.block
+        if size * (most * self.width // block + 1) <= spare:
             return most
         # within `block` tokens every request takes exactly one block, so whole periods can be skipped
-        periods = max(int(spare // self.size), 0)
-        tau, block, phases = self.tau + periods * self.block, self.block, self._phases
+        periods = int(spare // size) if spare > size else 0
+        tau = self.tau + periods * block
         if (self.steps + most if self.plain else self.clock.tau(self.steps + most)) <= tau:
             return most
-        spare -= periods * self.size
-        for _ in range(block):
-            spare -= phases[(block - 1 - tau % block) % block]
-            if spare < 0:
-                break
-            tau += 1
-        return min(max(self.clock.last_step_within(tau) - self.steps + 1, 1), most)
+        now = tau % block
+        taken = accumulate(self._takers[now:] + self._takers[:now])
+        tau += bisect_right(list(taken), spare - periods * size)
+        steps = (tau if self.plain else self.clock.last_step_within(tau)) - self.steps + 1
+        return min(steps, most) if steps > 1 else 1
 
     def columns(self) -> tuple[IntArray, IntArray, IntArray]:
         """Requests, their base and the tau at which they complete."""
-        return np.array(list(self.base)), np.array(list(self.base.values())), np.array(list(self.need.values()))
+        members = list(self.need)
+        return np.array(members), np.array([self._base[i] for i in members]), np.array(list(self.need.values()))
 
 
 def drain_steps(clock: DecodeClock, need: IntArray) -> IntArray:

@@ -37,6 +37,8 @@ class BlockCache:
         self.shared: list[int] = shared.tolist()
         """Full blocks of what each group shares of its first prompts."""
         self.holders = [0] * len(names)
+        self.adjust = 0
+        """Blocks held beyond those that requests count for themselves: shared prefixes are held once."""
         self.prefix_left = [0] * len(names)
         self.own_left = [0] * len(self.group)
         self.unheld: OrderedDict[int, None] = OrderedDict()
@@ -72,7 +74,9 @@ class BlockCache:
     def hold(self, i: int) -> None:
         """Trajectory i is admitted: its group's prefix is held, its own leftovers are taken over."""
         g = self.group[i]
-        if not self.holders[g] and self.prefix_left[g]:
+        if self.holders[g]:
+            self.adjust -= self.shared[g]
+        elif self.prefix_left[g]:
             self.unheld_blocks -= self.prefix_left[g]
             del self.unheld[-1 - g]
             self.prefix_left[g] = 0
@@ -88,16 +92,18 @@ class BlockCache:
         self.holders[g] -= 1
         if not self.sharing:
             return
-        full = computed // self.block
-        own = full - self.shared[g]
+        full, shared, others = computed // self.block, self.shared[g], self.holders[g]
+        if others:
+            self.adjust += shared
+        own = full - shared
         if resumes and own > 0:
             self.own_left[i] = own
             self.unheld[i] = None
             self.unheld_blocks += own
-        if not self.holders[g] and min(full, self.shared[g]) > 0:
-            self.prefix_left[g] = min(full, self.shared[g])
+        if not others and (kept := min(full, shared)) > 0:
+            self.prefix_left[g] = kept
             self.unheld[-1 - g] = None
-            self.unheld_blocks += self.prefix_left[g]
+            self.unheld_blocks += kept
 
     def asked(self, held: int) -> int:
         """Blocks of ``held`` ones with those kept beside them; the most are remembered."""

@@ -12,7 +12,7 @@ from rlperf.sim.rollout.batch import DecodingBatch
 from rlperf.sim.rollout.cache import BlockCache
 from rlperf.sim.rollout.drain import drain, most_blocks, safe_completions, with_held_blocks
 from rlperf.sim.rollout.options import DecodeClock, EngineOptions
-from rlperf.sim.rollout.step_seconds import EngineStepSeconds
+from rlperf.sim.rollout.step_seconds import tabulated
 from rlperf.sim.rollout.timeline import SegmentLog
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -42,7 +42,7 @@ class EventEngine:
         self.max_running = int(min(limits.max_running, bound, n))
         self.chunked, self.budget = limits.chunked_prefill, limits.token_budget
         self.width = width
-        self.seconds = EngineStepSeconds(cost, self.max_running, options)
+        self.seconds = tabulated(cost, self.max_running, options)
         spec = options.speculation
         self.cache = BlockCache(trajectories, limits)
         self.finite = self.cache.total != np.inf
@@ -78,8 +78,6 @@ class EventEngine:
         """All admitted, in that order."""
         self.partial: tuple[int, int] | None = None
         """The admitted trajectory whose prompt is cut, and its tokens computed or hit so far."""
-        self.adjust = 0
-        """Held blocks beyond those that requests count for themselves: shared prefixes are held once."""
         self.partial_blocks = 0
         self.seen_s = -np.inf
         """Begin of the last engine_step: with look-ahead, later arrivals are not known to the next one."""
@@ -125,24 +123,27 @@ class EventEngine:
 
     def advance(self) -> bool:
         """Until the next event; False when all is done."""
-        known_s = self.now
-        if self.look_ahead:
-            known_s = self.seen_s if self.running else self.now
-            self.leaving = self.leaving if self.running else 0
-        if self.arrivals and self.arrivals[0][0] <= known_s:
-            self._take_arrivals(known_s)
-        if not self.running and not self.waiting:
-            if not self.arrivals:
+        running, waiting, arrivals, cache = self.running, self.waiting, self.arrivals, self.cache
+        if self.look_ahead and not running:
+            self.leaving = 0
+        if arrivals:
+            known_s = self.seen_s if self.look_ahead and running else self.now
+            if arrivals[0][0] <= known_s:
+                self._take_arrivals(known_s)
+        if not running and not waiting:
+            if not arrivals:
                 return False
-            self.now = max(self.now, self.arrivals[0][0])
+            self.now = max(self.now, arrivals[0][0])
             self._take_arrivals(self.now)
-        held, total = self._held(), self.cache.total
-        self.cache.asked(held)
+        held, total = self._held(), cache.total
+        if held + cache.unheld_blocks > cache.most:
+            cache.most = held + cache.unheld_blocks
         preempted = self.blocked = False
-        self.full_places |= bool(self.waiting) and len(self.running) >= self.max_running
+        if waiting and len(running) >= self.max_running:
+            self.full_places = True
         if self.chunked and held > total:
             held, preempted = self._preempt(held)
-        queue = self.waiting and not self.blocked and len(self.running) < self.max_running
+        queue = waiting and not self.blocked and len(running) < self.max_running
         if not preempted and (queue or self.partial is not None):
             chunks = self._admit(held)
             if chunks:
@@ -150,8 +151,8 @@ class EventEngine:
                 return True
         if not self.chunked and held > total:
             held, preempted = self._preempt(held)
-        if not self.waiting and self.batch.size <= self.drain_try and self._only_decodes() and self._drain():
-            return bool(self.running)
+        if not waiting and self.batch.size <= self.drain_try and self._only_decodes() and self._drain():
+            return bool(running)
         self._decode_run(held, preempted)
         return True
 
@@ -168,45 +169,38 @@ class EventEngine:
     def _held(self) -> int:
         """Blocks held when the next engine_step decodes; without a limit only of interest to readers."""
         if self.finite:
-            return self.batch.blocks() + self.partial_blocks + self.adjust
+            return self.batch.blocks() + self.partial_blocks + self.cache.adjust
         return self.batch.keys() // self.cache.block + self.partial_blocks
-
-    def _hold(self, i: int) -> None:
-        g = self.cache.group[i]
-        self.adjust -= self.cache.shared[g] if self.cache.holders[g] else 0
-        self.cache.hold(i)
-
-    def _release(self, i: int, computed: int, resumes: bool) -> None:
-        g = self.cache.group[i]
-        self.cache.release(i, computed, resumes)
-        self.adjust += self.cache.shared[g] if self.cache.holders[g] else 0
 
     def _preempt(self, held: int) -> tuple[int, bool]:
         """Make the decodes of the next engine_step fit; blocks then held, and whether a victim may return after it."""
+        cache, running, total = self.cache, self.running, self.cache.total
         preempted = False
         self.full_cache = True
-        while held > self.cache.total and len(self.running) > 1:
-            i, _ = self.running.popitem()
-            shared = self.adjust
+        while held > total and len(running) > 1:
+            i, _ = running.popitem()
+            shared = cache.adjust
             if self.partial is not None and self.partial[0] == i:
                 computed = self.partial[1]
                 held -= self.partial_blocks
                 self.partial, self.partial_blocks = None, 0
             else:
                 computed = self.batch.remove(i)
-                held += -(computed + self.width) // self.cache.block  # its blocks, rounded up
+                held += -(computed + self.width) // cache.block  # its blocks, rounded up
                 self.known[i] = computed + 1
-            self.lost[i] = max(self.lost[i], computed)
-            self._release(i, computed, resumes=True)
-            held += self.adjust - shared
+            if computed > self.lost[i]:
+                self.lost[i] = computed
+            cache.release(i, computed, resumes=True)
+            held += cache.adjust - shared
             self.waiting.appendleft(i)
             self.preemptions += 1
-            if self.first_token[self.turn[i]] >= 0.0:
-                self.preempted_s.setdefault(self.turn[i], self.now)
+            turn = self.turn[i]
+            if self.first_token[turn] >= 0.0 and turn not in self.preempted_s:
+                self.preempted_s[turn] = self.now
             preempted = True
         if preempted:  # while what was evicted last cannot return, nothing else changes until the next completion
             i = self.waiting[0]
-            preempted = held + self.cache.blocks_to_admit(i, self.known[i]) + self.cache.reserve <= self.cache.total
+            preempted = held + cache.blocks_to_admit(i, self.known[i]) + cache.reserve <= total
             self.blocked = not preempted
         return held, preempted
 
@@ -235,7 +229,7 @@ class EventEngine:
                 if held + need + (cache.reserve if self.running else 0) > cache.total:
                     self.full_cache = True
                     break
-                if cache.asked(held + need) > held + need:
+                if cache.asked(held + need) > cache.total:
                     cache.evict(held)
                 held += need
             hit = cache.lookup(i, self.turn[i], tokens)
@@ -245,7 +239,7 @@ class EventEngine:
                     break
                 size = min(size, budget) if self.chunked else size
             waiting.popleft()
-            self._hold(i)
+            cache.hold(i)
             self.running[i] = None
             self.partial_blocks += -(-tokens // cache.block)
             budget -= size
@@ -255,7 +249,8 @@ class EventEngine:
             turn = self.turn[i]
             if self.scheduled[turn] < 0.0:
                 self.scheduled[turn] = self.now
-        self.full_places |= bool(waiting) and len(self.running) >= places
+        if waiting and len(self.running) >= places:
+            self.full_places = True
         return chunks
 
     def _prefill_step(self, chunks: list[tuple[int, int, int]]) -> None:
@@ -276,7 +271,7 @@ class EventEngine:
             (self.now, seconds, 1, decoding, len(self.waiting), keys, tokens, pairs, len(chunks), stalled, recomputed,
              held * batch.block)
         )  # fmt: skip
-        if self.cache.unheld_blocks:
+        if self.cache.unheld_blocks + held > self.cache.total:
             self.cache.evict(held)
         self.seen_s = self.now
         self.leaving = 0
@@ -307,21 +302,22 @@ class EventEngine:
 
     def _decode_run(self, held: int, once: bool) -> None:
         """Decode-only engine_steps, event after event, until somebody may enter."""
-        total = self.cache.total
+        batch, cache, waiting = self.batch, self.cache, self.waiting
+        total = cache.total
         while True:
             self._decode_to_event(held, once)
             if self.arrivals or self.leaving or self.more_to_come or self.partial is not None or not self.running:
                 return
             once = False
-            held = self._held()
+            held = batch.blocks() + cache.adjust if self.finite else self._held()
             if held > total:
                 if not self.chunked:
                     return
                 held, once = self._preempt(held)
-            elif self.waiting:
+            elif waiting:
                 if self._may_enter(held):
                     return
-            elif self.batch.size <= self.drain_try:
+            elif batch.size <= self.drain_try:
                 return
 
     def _may_enter(self, held: int) -> bool:
@@ -344,18 +340,19 @@ class EventEngine:
                 count = self._steps_to_arrival(self.arrivals[0][0] - now, count, fixed, per_key)
             else:
                 self.full_places = True
-        keys = batch.keys() if count == 1 else batch.keys_of(count)
+        keys, last = batch.reads(count)
         seconds = count * fixed + per_key * keys
         if self.look_ahead:
-            last_s = fixed + per_key * (keys - batch.keys_of(count - 1)) if count > 1 else seconds
-            self.seen_s = now + seconds - last_s
-        self.leaving = 0
+            self.seen_s = now + seconds - (fixed + per_key * last)
+            self.leaving = 0
         self.rows.append((now, seconds, count, size, len(waiting), keys, 0, 0, 0, 0, 0, held * block))
         self.now = now + seconds
-        if cache.asked(held + size * (count * self.width // block + 1)) > cache.total and cache.unheld_blocks:
-            batch.step(count - 1)
-            cache.evict(self._held())
-            count = 1
+        if cache.unheld_blocks or not self.full_cache:
+            most = cache.asked(held + size * (count * self.width // block + 1))
+            if most > cache.total and cache.unheld_blocks:
+                batch.step(count - 1)
+                cache.evict(self._held())
+                count = 1
         batch.step(count)
         if batch.due:
             self._finish(batch.completed())
@@ -385,7 +382,7 @@ class EventEngine:
             del self.running[i]
             resumes = turn < self.last_turn[i]
             computed = self.prompt[turn] + self.response[turn] - 1
-            self._release(i, computed, resumes)
+            self.cache.release(i, computed, resumes)
             self.lost[i] = self.cache.kept_of(computed)
             if resumes:
                 self.turn[i] = turn + 1
@@ -418,14 +415,14 @@ class EventEngine:
         batch, cache = self.batch, self.cache
         members, base, need = batch.columns()
         shared = np.array(cache.shared)[np.array(cache.group)[members]]
-        count = safe_completions(batch, base, need, shared, cache.total - self.adjust - cache.unheld_blocks)
+        count = safe_completions(batch, base, need, shared, cache.total - self.cache.adjust - cache.unheld_blocks)
         self.drain_try = batch.size * 7 // 8
         if count < min(FEW, batch.size):
             return False
         ends, tail = drain(self.now, batch, base, need, self.seconds)
         order = np.lexsort((members, ends))
         if self.finite:
-            tail = with_held_blocks(tail, ends, order, members, base, need, batch, cache, self.adjust)
+            tail = with_held_blocks(tail, ends, order, members, base, need, batch, cache, self.cache.adjust)
             cache.asked(most_blocks(tail, members, batch, cache))
         gone = members[order[:count]].tolist()
         for i, end in zip(gone, ends[order[:count]].tolist(), strict=True):
@@ -443,7 +440,7 @@ class EventEngine:
             turn = self.turn[i]
             del self.running[i]
             batch.remove(i)
-            self._release(i, self.prompt[turn] + self.response[turn] - 1, resumes=False)
+            self.cache.release(i, self.prompt[turn] + self.response[turn] - 1, resumes=False)
         self.leaving = int((ends[order[:count]] == self.now).sum()) if self.look_ahead else 0
         self.drain_try = batch.size * 7 // 8
         return True

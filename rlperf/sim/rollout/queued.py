@@ -17,7 +17,7 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.static import PrefillPhase, prefill_phase, prefix_hits
-from rlperf.sim.rollout.step_seconds import EngineStepSeconds
+from rlperf.sim.rollout.step_seconds import EngineStepSeconds, tabulated
 from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog, Segments
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -133,7 +133,7 @@ class _Queue:
     ) -> _Queue | None:
         """None where an assumption fails, see `run_queued`."""
         n, places = len(trajectories), int(min(limits.max_running, limits.token_budget))
-        seconds = EngineStepSeconds(cost, places, options)
+        seconds = tabulated(cost, places, options)
         hits = prefix_hits(trajectories, limits)
         log = SegmentLog()
         early = np.full(places, -1.0)

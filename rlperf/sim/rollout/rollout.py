@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 
 import numpy as np
 
@@ -174,10 +175,13 @@ def simulate_rollout(
 
 def _speed(replicas: Sequence[ReplicaCosts]) -> FloatArray:
     """Relative speed: engine_steps per second times requests, at each replica's own max_running (at most 256)."""
-    speeds = []
-    for r in replicas:
-        batch = min(r.limits.max_running, 256)
-        speeds.append(batch / float(r.cost.decode_s(batch, 0.0)))
+
+    @cache
+    def speed(replica: ReplicaCosts) -> float:
+        batch = min(replica.limits.max_running, 256)
+        return batch / float(replica.cost.decode_s(batch, 0.0))
+
+    speeds = [speed(replica) for replica in replicas]
     return np.array(speeds) / max(speeds)
 
 
@@ -222,12 +226,11 @@ def lost_seconds(timelines: Sequence[ReplicaTimeline], replicas: Sequence[Replic
     """Device-seconds lost by cause (definitions: `LostSeconds`)."""
     makespan = max(t.makespan_s for t in timelines)
     total = np.zeros(5)
-    for timeline, replica in zip(timelines, replicas, strict=True):
+    decodes = _decode_seconds(timelines, replicas)
+    for timeline, replica, alone_s in zip(timelines, replicas, decodes, strict=True):
         seg = timeline.segments
         prefill = seg.prefill_tokens > 0
-        decode_s = np.where(
-            prefill & (seg.running > 0), replica.cost.decode_s(seg.running.astype(np.float64), seg.keys), 0.0
-        )
+        decode_s = np.where(prefill & (seg.running > 0), alone_s, 0.0)
         prefill_s = np.where(prefill, np.maximum(seg.seconds - decode_s, 0.0), 0.0)
         again = prefill_s * seg.recomputed / np.maximum(seg.prefill_tokens, 1)
         stall = np.where((seg.running > 0) | (seg.stalled > 0), prefill_s - again, 0.0)
@@ -237,3 +240,18 @@ def lost_seconds(timelines: Sequence[ReplicaTimeline], replicas: Sequence[Replic
         causes = [tail.sum(), makespan - timeline.makespan_s, timeline.tool_wait_s, stall.sum(), again.sum()]
         total += replica.devices * np.array(causes)
     return LostSeconds(*total.tolist())
+
+
+def _decode_seconds(timelines: Sequence[ReplicaTimeline], replicas: Sequence[ReplicaCosts]) -> list[FloatArray]:
+    """Seconds that the decodes of every run of engine_steps would take alone; replicas of one cost at once."""
+    found: list[FloatArray] = [np.zeros(0)] * len(timelines)
+    alike: dict[EngineStepCost, list[int]] = {}
+    for r, replica in enumerate(replicas):
+        alike.setdefault(replica.cost, []).append(r)
+    for cost, own in alike.items():
+        running = np.concatenate([timelines[r].segments.running for r in own]).astype(np.float64)
+        seconds = cost.decode_s(running, np.concatenate([timelines[r].segments.keys for r in own]))
+        ends = np.cumsum([len(timelines[r].segments) for r in own])
+        for r, part in zip(own, np.split(seconds, ends[:-1]), strict=True):
+            found[r] = part
+    return found

@@ -16,7 +16,7 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.batch import DecodingBatch
 from rlperf.sim.rollout.drain import drain
 from rlperf.sim.rollout.options import DecodeClock, EngineOptions
-from rlperf.sim.rollout.step_seconds import EngineStepSeconds
+from rlperf.sim.rollout.step_seconds import EngineStepSeconds, tabulated
 from rlperf.sim.rollout.timeline import ReplicaTimeline, SegmentLog
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -77,7 +77,7 @@ def run_static(
     trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
 ) -> ReplicaTimeline:
     """Simulate a static batch (where it applies: `static_applies`; arguments: `simulate_replica`)."""
-    seconds = EngineStepSeconds(cost, len(trajectories), options)
+    seconds = tabulated(cost, len(trajectories), options)
     hits = prefix_hits(trajectories, limits)
     log = SegmentLog()
     finish = np.full(len(trajectories), -1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 
 import numpy as np
 
@@ -72,3 +73,9 @@ class EngineStepSeconds:
         if running:
             seconds += self.decode_once_s + self.per_request_s * running + self.per_key_s[running] * keys
         return seconds
+
+
+@lru_cache(maxsize=64)
+def tabulated(cost: EngineStepCost, max_running: int, options: EngineOptions) -> EngineStepSeconds:
+    """Seconds of engine_steps, tabulated once for all the replicas that have this cost."""
+    return EngineStepSeconds(cost, max_running, options)

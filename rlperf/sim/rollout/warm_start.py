@@ -79,7 +79,7 @@ def _load(engine: EventEngine, first: Trajectories, hits: IntArray, phase: Prefi
     held = np.bincount(np.array(engine.cache.group[:places]), minlength=len(engine.cache.holders))
     engine.cache.holders = held.tolist()
     shared = np.array(engine.cache.shared)
-    engine.adjust = int((shared * ((held > 0) - held)).sum())
+    engine.cache.adjust = int((shared * ((held > 0) - held)).sum())
     engine.hit_tokens = int(hits.sum())
     engine.looked_up = int(prompt[:places].sum())
     engine.seen_s = engine.log.rows[-1][0]

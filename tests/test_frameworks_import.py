@@ -396,3 +396,18 @@ def test_devices_and_nodes_are_those_that_the_file_has(
     assert (job.cluster, job.nodes) == (name, nodes)
     assert cluster or assumed_of(read, None, None)[0].startswith(f"cluster {name}")
     assert ask(job).context.cluster.devices >= read.run.devices
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python3 train.py --hf-checkpoint /ckpt/Qwen3-8B --rollout-batch-size 32 --rollout-num-gpus-per-engine 1 {}",
+        "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen3-8B --rollout_batch_size 32 --vllm_num_engines 8 {}",
+    ],
+)
+def test_answers_by_a_function_of_ones_own_have_turns(words: str, tmp_path: Path) -> None:
+    """slime's examples of search and tools, and OpenRLHF's agents, say no more of their turns than whose code it is."""
+    flag = "--custom-generate-function-path yours.generate" if "train.py" in words else "--agent_func_path agent.py"
+    for given, workload in (("", "math"), (flag, "tool_use")):
+        (tmp_path / "run.sh").write_text(words.format(given) + "\n")
+        assert usual_workload(import_config([tmp_path / "run.sh"]))[0] == workload

@@ -315,7 +315,8 @@ def _read_settings(run: Run, flat: Flat) -> Run:
         token_budget=ours.token_budget if dynamic else None,
         scoring_token_budget=ours.scoring_token_budget or ours.token_budget if dynamic else None,
     )
-    batch = replace(run.batch, max_prompt_tokens=prompt, max_response_tokens=context - prompt)
+    turns = 2 if flat.get("train.agent_func_path") else 1
+    batch = replace(run.batch, max_prompt_tokens=prompt, max_response_tokens=context - prompt, turns=turns)
     return replace(run, batch=batch, trainer=trainer)
 
 

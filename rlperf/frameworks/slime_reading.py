@@ -108,6 +108,8 @@ def read_settings(run: Run, flat: Flat) -> Run:
     more = isinstance(sampled, int) and sampled > batch.prompts
     batch = replace(batch, max_prompt_tokens=batch.max_prompt_tokens or prompt, mini_batch=mini)
     batch = replace(batch, generated_prompts=sampled if more else None, over_provision=_in_flight(flat, batch.prompts))
+    if flat.get("custom-generate-function-path"):  # what its examples of search, ReTool and agents have
+        batch = replace(batch, turns=2)
     return replace(run, batch=batch, trainer=trainer, rollout=rollout)
 
 

@@ -442,3 +442,25 @@ def test_convolutions_are_recovered_beside_their_scans(tmp_path: Path) -> None:
     assert (found.kernel, found.mixer, found.phase) == ("trtllm", "mamba convolution", "context")
     assert found.memory == pytest.approx(0.7, rel=0.02)
     assert found.per_block == pytest.approx(1e-9, rel=0.02)
+
+
+def test_attention_of_vision_towers_is_recovered_by_engine_and_width(tmp_path: Path) -> None:
+    """Heads of 72 that an engine's fallback computes eight times slower; what queries move is the device's own."""
+    rows: list[list[object]] = []
+    for kernel, width, compute in (("vllm-0.24.0", 72, 0.5), ("sglang-0.5.14", 72, 0.0625), ("vllm-0.24.0", 64, 0.65)):
+        fit = OWN.prefill[0].model_copy(update={"fixed": 8e-6, "compute": compute, "ramp_tokens": 200.0})
+        for batch in (1, 8, 32):
+            for heads in (4, 16):
+                for tokens in (256, 4096, 16384):
+                    own = Heads(heads, heads, width, causal=False)
+                    us = 1e6 * float(flash_with(H100, fit, batch * tokens, batch * tokens**2, tokens, 0.0, own))
+                    rows.append(["h100_sxm", kernel, "attention", "bf16", batch, tokens, heads, width, us])
+    columns = ["gpu", "src", "kernel", "attn_dtype", "batch", "seq_len", "num_heads", "head_dim", "latency_us"]
+    calibration, _ = fit_device([write(tmp_path / "encoder.csv", columns, rows)], check=False)
+    found = {(fit.kernel, fit.width): fit.compute for fit in calibration.encoder}
+    assert found == {
+        ("vllm", 72): pytest.approx(0.5, rel=0.02),
+        ("sglang", 72): pytest.approx(0.0625, rel=0.02),
+        ("vllm", 64): pytest.approx(0.65, rel=0.02),
+    }
+    assert calibration.prefill == OWN.prefill

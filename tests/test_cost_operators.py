@@ -19,7 +19,7 @@ from rlperf.cost.attention import (
 )
 from rlperf.cost.dtypes import cache_bytes, dtype_of
 from rlperf.cost.latent import latent_decode_attention_s, latent_prefill_attention_s
-from rlperf.cost.layers.vision import vision_prefill_s
+from rlperf.cost.layers.vision import encoder_fit, vision_prefill_s
 from rlperf.cost.moe import Dealt, ExpertShape, busiest, grouped_gemm_s, grouped_with, moe_fit, touched_experts
 from rlperf.cost.roofline import gemm_fit, gemm_s, sheet_flop_per_s, small_op_s, stream_s
 from rlperf.cost.scan import scan_fit, scan_with, step_with
@@ -385,6 +385,20 @@ def test_vision_tower_by_hand() -> None:
     assert flop / 989.4e12 < seconds < 12.0 * flop / 989.4e12
     assert float(vision_prefill_s(H100, vision, 1, patches, 4)) < seconds
     assert float(vision_prefill_s(H100, vision, 4, patches)) > 2.0 * seconds
+
+
+def test_vision_attention_is_the_engines_own() -> None:
+    """By width of heads where it was timed; a language model's kernel for wide heads and where no tower was timed."""
+    gb300 = load_hardware("gb300")
+    assert [encoder_fit(gb300, "sglang", each).width for each in (64.0, 72.0, 88.0)] == [64, 72, 80]  # type: ignore[union-attr]
+    assert encoder_fit(gb300, "fastertransformer", 72.0) == encoder_fit(gb300, "vllm", 72.0)
+    assert encoder_fit(gb300, "sglang", 128.0) is None and encoder_fit(load_hardware("mi300x"), "sglang", 72.0) is None
+    lent = encoder_fit(load_hardware("h200_sxm"), "vllm", 80.0)
+    assert lent is not None and lent.timed_on == "h100_sxm"
+    vision = load_architecture("Qwen3-VL-8B").vision
+    assert vision is not None
+    slow, fast = (float(vision_prefill_s(gb300, vision, 1, 9216, engine=name)) for name in ("sglang", "vllm"))
+    assert slow > 3.0 * fast  # Triton instead of flash attention
 
 
 def test_text_alone_costs_no_vision() -> None:

@@ -207,6 +207,28 @@ def fit_prefill(series: Series, device: Device, base: PrefillFit, *, check: bool
     return KernelFit("prefill", constants, fitted, series, seconds)
 
 
+def fit_encoder(series: Series, device: Device, base: PrefillFit, *, check: bool = True) -> KernelFit:
+    """A vision tower's attention, without a mask, in heads of one width; what queries and tiles move is ``base``'s."""
+    b, s, h, d = (series.shape[name] for name in ("batch", "seq_len", "num_heads", "head_dim"))
+    named = {"kernel": series.kernel, "kv_dtype": series.dtype, "width": int(d[0]), "timed_on": None}
+
+    def build(p: FloatArray) -> PrefillFit:
+        return base.model_copy(update={**named, "fixed": p[0], "compute": p[1], "ramp_tokens": p[2]})
+
+    def seconds(fit: PrefillFit, r: BoolArray) -> FloatArray:
+        heads = Heads(h[r], h[r], d[r], causal=False)
+        return flash_with(device, fit, (b * s)[r], (b * s * s)[r], s[r], 0.0, heads)
+
+    bounds = Bounds.of((1e-7, 1e-5, 1e-4), (0.005, 0.5, 1.5), (1.0, 100.0, 2000.0))
+    fitted = run_fit(series, build, seconds, bounds, ("batch", "num_heads"), check)
+    fixed, compute, ramp = fitted.parameters
+    constants = PrefillFit.model_validate(
+        {**base.model_dump(), **named, "fixed": microseconds(fixed), "compute": digits(compute),
+         "ramp_tokens": digits(ramp), "quality": fitted.quality(series.name)}
+    )  # fmt: skip
+    return KernelFit("encoder", constants, fitted, series, seconds)
+
+
 def decode_seconds(series: Series, device: Device) -> Seconds:
     """Seconds of paged decode attention of a series, keys and values in L2 as far as they fit."""
     b, s, h, g, d = (series.shape[name] for name in ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"))

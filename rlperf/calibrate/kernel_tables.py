@@ -28,6 +28,10 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim", "window_size"),
         frozenset({"gpu", "kernel", "kv_cache_dtype", "batch", "seq_len", "num_heads", "latency_us"}),
     ),
+    "encoder": (
+        ("batch", "seq_len", "num_heads", "head_dim"),
+        frozenset({"gpu", "kernel", "attn_dtype", "batch", "seq_len", "num_heads", "head_dim", "latency_us"}),
+    ),
     "decode": (
         ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size"),
         frozenset({"gpu", "kernel", "kv_cache_dtype", "batch", "kv_len", "num_heads", "latency_us"}),
@@ -265,6 +269,14 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
         gemm = DTYPE_NAMES.get(row["gemm_dtype"], row["gemm_dtype"])
         variant = "/".join((row["model"], part, row["phase"]))
         yield device, short_kernel(kind, name, software), f"{gemm}/{row['kv_cache_dtype']}", variant, software
+    elif kind == "encoder":
+        yield (
+            device,
+            software.split("-")[0],
+            DTYPE_NAMES.get(row["attn_dtype"], row["attn_dtype"]),
+            row["head_dim"],
+            software,
+        )
     elif kind == "streams":
         yield device, short_kernel(kind, name, software), "", "", software
     else:

@@ -17,6 +17,7 @@ from rlperf.calibrate.kernel_fits import (
     fit_collective,
     fit_decode,
     fit_dispatch,
+    fit_encoder,
     fit_gemm,
     fit_prefill,
     fit_stream,
@@ -40,6 +41,7 @@ SECTIONS = {
     "moe": "moe",
     "collective": "collectives",
     "dispatch": "dispatch",
+    "encoder": "encoder",
     "latent prompts": "latent_prefill",
     "latent decodes": "latent_decode",
     "absorption": "absorption",
@@ -116,6 +118,8 @@ def fit_series(
                 fixed = fits[-1].constants.fixed
         elif one.kind == "prefill":
             fits.append(fit_prefill(one, device, base.prefill[0], check=check))
+        elif one.kind == "encoder":
+            fits.append(fit_encoder(one, device, base.prefill[0], check=check))
         elif one.kind == "decode":
             fits.append(fit_decode(one, device, base, check=check))
         elif one.kind == "latent":

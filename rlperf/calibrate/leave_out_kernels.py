@@ -32,7 +32,7 @@ from rlperf.specs.hardware import Hardware, lent_by, load_hardware
 from rlperf.specs.profiles import load_device
 from rlperf.told import Tell
 
-_TOLD_BY = ("dtype", "kv_dtype", "mixer", "phase")
+_TOLD_BY = ("dtype", "kv_dtype", "width", "mixer", "phase")
 """What constants of another kernel must share to stand in; those of an engine's own kernel go first."""
 
 

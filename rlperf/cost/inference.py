@@ -281,7 +281,7 @@ def tabulated(
     heads = total_in_engine(by_tokens.heads, scale)
     head_each = float(heads[1] - heads[0]) / batch
     pre = _prefill_terms(replica, scale, typical_context)
-    encoding = scale * encode_s_per_token(hw, arch.vision, images, float(np.max(replica.tensor)))
+    encoding = scale * encode_s_per_token(hw, arch.vision, images, float(np.max(replica.tensor)), engine.engine)
     # what hides the host's calls is all of the device's work; of attention only its fixed part counts here
     linear = np.maximum(linear, eager_s(engine, arch) - fixed)
     line = fixed + TOKEN_POINTS * (per_request + per_kv * low)

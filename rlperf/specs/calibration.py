@@ -96,6 +96,7 @@ class PrefillFit(Frozen):
 
     kernel: str
     kv_dtype: str = "bf16"
+    width: PositiveInt = Field(128, description="of the heads that were timed")
     fixed: Seconds
     compute: PositiveFloat = Field(description="attainable share of the dense peak, long sequences")
     memory: PositiveFloat = Field(description="share of the bandwidth for queries and output")
@@ -355,6 +356,7 @@ class DeviceCalibration(Frozen):
     prefill: tuple[PrefillFit, ...]
     decode: tuple[DecodeFit, ...]
     latent_prefill: tuple[PrefillFit, ...] = Field((), description="prompts of latent attention, by engine")
+    encoder: tuple[PrefillFit, ...] = Field((), description="vision towers, by engine and width of heads")
     latent_decode: tuple[LatentFit, ...] = ()
     absorption: tuple[AbsorptionFit, ...] = ()
     moe: tuple[MoeFit, ...] = ()

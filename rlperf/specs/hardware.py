@@ -27,7 +27,7 @@ from rlperf.specs.network_calibration import NetworkCalibration, load_network_ca
 from rlperf.specs.profiles import load_cluster, load_device, load_link
 
 Fit = TypeVar("Fit", GemmFit, DecodeFit, LatentFit, AbsorptionFit, MoeFit, ScanFit, SparseFit, StreamsFit)
-_MIXERS = ("prefill", "latent_prefill", "latent_decode", "absorption", "scan", "sparse", "streams")
+_MIXERS = ("prefill", "encoder", "latent_prefill", "latent_decode", "absorption", "scan", "sparse", "streams")
 """Sections of a calibration that hold kernels of mixers over prompts, or of other mixers than grouped queries."""
 BEST_READ = 0.95
 """Share of the data sheet's bandwidth beyond which no ratio brings a kernel."""
@@ -81,11 +81,11 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
     return constants.model_copy(
         update={
             "gemm": tuple(brought(fit, rate(fit.dtype)) for fit in constants.gemm),
-            "prefill": tuple(fit.model_copy(update={"compute": fit.compute * wide}) for fit in constants.prefill),
             "decode": tuple(brought(fit, 1.0) for fit in constants.decode),
-            "latent_prefill": tuple(
-                fit.model_copy(update={"compute": fit.compute * wide}) for fit in constants.latent_prefill
-            ),
+            **{
+                name: tuple(fit.model_copy(update={"compute": fit.compute * wide}) for fit in getattr(constants, name))
+                for name in ("prefill", "encoder", "latent_prefill")
+            },
             "latent_decode": tuple(brought(fit, rate(fit.kv_dtype)) for fit in constants.latent_decode),
             "absorption": tuple(brought(fit, wide) for fit in constants.absorption),
             "moe": tuple(brought(fit, rate(fit.dtype)) for fit in constants.moe),
@@ -137,6 +137,7 @@ def with_relatives_kernels(
         lent = lent.model_copy(update=dict.fromkeys(_MIXERS, ()))
     found: dict[str, Sequence[PrefillFit | LatentFit | AbsorptionFit | MoeFit | ScanFit | SparseFit | StreamsFit]] = {
         "prefill": [fit for fit in lent.prefill if alike and (fit.kernel, fit.kv_dtype) not in prompts],
+        "encoder": () if constants.encoder else lent.encoder,
         "latent_prefill": () if constants.latent_prefill else lent.latent_prefill,
         "latent_decode": () if constants.latent_decode else lent.latent_decode,
         "absorption": () if constants.absorption else lent.absorption,

@@ -15,6 +15,7 @@ from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.roofline import Array, as_float, gemm_s, small_op_s
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture, VisionTower
+from rlperf.specs.calibration import PrefillFit
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
@@ -37,8 +38,32 @@ class Images:
         return self.tokens * float(vision.spatial_merge) ** 2
 
 
+LIBRARY = "vllm"
+"""Engine whose attention is the library's (flash-attention), which trainers call too."""
+WIDEST = 96.0
+"""Width of heads from which on kernels are those of the language model, timed at 128."""
+
+
+def encoder_fit(hw: Hardware, engine: str, width: float) -> PrefillFit | None:
+    """Constants of an engine's attention in heads nearest to ``width``; of the library where its own was not timed.
+
+    None: the language model's kernels, for wider heads and where no tower was timed.
+    """
+    timed = hw.calibration.encoder
+    fits = [fit for fit in timed if fit.kernel == engine] or [fit for fit in timed if fit.kernel == LIBRARY]
+    if not fits or width > WIDEST:
+        return None
+    return min(fits, key=lambda fit: abs(fit.width - width))
+
+
 def vision_prefill_s(
-    hw: Hardware, vision: VisionTower, images: Array, patches: Array, tensor_parallel: Array = 1
+    hw: Hardware,
+    vision: VisionTower,
+    images: Array,
+    patches: Array,
+    tensor_parallel: Array = 1,
+    *,
+    engine: str = LIBRARY,
 ) -> FloatArray:
     """Seconds of a vision tower over ``images`` of ``patches`` each.
 
@@ -49,10 +74,12 @@ def vision_prefill_s(
     ----------
     images : images in one call [1]
     patches : of one image: ceil(width / patch) ceil(height / patch) ceil(frames / temporal patch) [1]
+    engine : whose attention runs
 
     Notes
     -----
-    Constants are those of the language model's kernels: extrapolated, heads here are narrower than 128.
+    Products and small passes have the language model's constants, attention those of its own timings (`encoder_fit`),
+    fitted for 256..65k patches of 1..32 images in 4 and 16 heads of 64, 72 and 80.
     """
     n_images, each = as_float(images), as_float(patches)
     rows, h, split = n_images * each, float(vision.hidden), as_float(tensor_parallel)
@@ -61,13 +88,14 @@ def vision_prefill_s(
     small = 4.0 * small_op_s(hw, rows * h * 6.0)
     number = np.maximum(vision.heads / split, 1.0)
     heads = Heads(number, number, head_dim, causal=False)
-    whole = prefill_attention_s(hw, heads, n_images, each, each)
+    fit = encoder_fit(hw, engine, head_dim)
+    whole = prefill_attention_s(hw, heads, n_images, each, each, fit=fit)
     full = vision.layers if vision.full_attention_layers is None or not vision.window else vision.full_attention_layers
     attention = full * whole
     if vision.window and full < vision.layers:
         side = max(vision.window // (vision.patch_size * vision.spatial_merge), 1) * vision.spatial_merge
         block = np.maximum(np.minimum(float(side * side), each), 1.0)  # of an image without patches: none
-        blocks = prefill_attention_s(hw, heads, n_images * np.ceil(each / block), block, block)
+        blocks = prefill_attention_s(hw, heads, n_images * np.ceil(each / block), block, block, fit=fit)
         attention = attention + (vision.layers - full) * blocks
     merged = rows / float(vision.spatial_merge) ** 2
     merger = sum((gemm_s(hw, merged, *matrix.on(1.0)) for matrix in merger_matrices(vision)), np.zeros(()))
@@ -134,11 +162,11 @@ ENCODED_TOKENS = 8192.0
 
 
 def encode_s_per_token(
-    hw: Hardware, vision: VisionTower | None, images: Images | None, tensor_parallel: Array
+    hw: Hardware, vision: VisionTower | None, images: Images | None, tensor_parallel: Array, engine: str = LIBRARY
 ) -> float:
     """Seconds that the tower adds to a prefilled prompt token, in calls of `ENCODED_TOKENS`; 0 without images."""
     if vision is None or images is None or not images.share:
         return 0.0
     count = max(ENCODED_TOKENS / images.tokens, 1.0)
-    seconds = vision_prefill_s(hw, vision, count, images.patches(vision), tensor_parallel)
+    seconds = vision_prefill_s(hw, vision, count, images.patches(vision), tensor_parallel, engine=engine)
     return images.share * float(seconds) / (count * images.tokens)

@@ -372,3 +372,35 @@ def test_layers_that_nobody_measured_widen_the_interval_and_are_said() -> None:
         assert any(words in note for note in found[name, site].calibration.notes), name
         assert width[name, site] > 1.02 * width["Qwen2.5-1.5B", site], name
     assert any("never timed" in note for note in found["Qwen3.5-35B-A3B", "dgx_h100"].calibration.notes)
+
+
+@pytest.mark.parametrize(("framework", "engine", "runs"), [("slime", "sglang", True), ("verl", "vllm", False)])
+def test_a_sequence_above_the_stated_budget_runs_where_the_framework_gives_it_a_microbatch(
+    framework: str, engine: str, runs: bool
+) -> None:
+    """slime's example of Qwen3-4B states 9,216 tokens for sequences of up to 10,240: its audit passed, `predict` said
+    that it does not run, `plan` refused it, and memory was counted without that sequence."""
+
+    def job(budget: int) -> Job:
+        task = {
+            "name": "math",
+            "workload": "math",
+            "prompts_per_step": 32,
+            "group_size": 8,
+            "max_response_tokens": 8192,
+        }
+        trainer = {"role": "trainer", "devices": 8, "settings": {"token_budget": budget, "parked": False},
+                   "layout": {"tensor_parallel": 2, "activation_recompute": "full"}}  # fmt: skip
+        return Job.model_validate(
+            {"architecture": "Qwen3-4B", "cluster": "dgx_h100", "nodes": 1, "framework": framework, "engine": engine,
+             "trainer_backends": "megatron", "tasks": [task], "pools": [trainer]}
+        )  # fmt: skip
+
+    short, whole = (rlperf.predict_job(job(budget)) for budget in (9216, 10240))
+    assert short.fits is runs and whole.fits
+    assert short.memory_bytes["trainer"].total == whole.memory_bytes["trainer"].total
+    if runs:
+        assert rlperf.plan_job(job(9216)).phases[0].pool("trainer").settings.token_budget == 9216
+    else:
+        with pytest.raises(InfeasibleError, match="the token budget holds less than one longest sequence"):
+            rlperf.plan_job(job(9216))

@@ -15,13 +15,13 @@ import numpy as np
 from rlperf.layout import IntArray
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns, simulated
-from rlperf.plan.search.rules import trainer_rule_flags
+from rlperf.plan.search.rules import takes_longer, trainer_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn, scorer_column
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trainer_columns_of, trainer_grid
 from rlperf.sim.remembered import Key, Remembered
-from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated
 from rlperf.sim.rl_step.flow import Allowed
 from rlperf.sim.rl_step.rollout_counted import Counted, SimulatedRollouts
@@ -179,11 +179,15 @@ class Columns:
         """Trainer columns of a split; those of all splits that differ in devices alone are computed together."""
         arch, backends = self.task.architecture, tuple(each.keys for each in self.context.trainers)
         shared, per_node = MODES[split.mode].shares_devices, self.context.cluster.devices_per_node
+        longer = takes_longer(self.facts, self.context.job)
+
+        def refused(found: TrainerColumns, batch: Batch | None) -> IntArray:
+            return trainer_rule_flags(self.facts, found, backends, arch, batch, per_node, longer=longer)
 
         def made() -> dict[tuple[int, int], TrainerColumns]:
             return trainer_columns_of(
-                self.context, arch, demand, self._grid(demand, shared), lenient=self.forgiven != 0,
-                refuse=lambda found, batch: trainer_rule_flags(self.facts, found, backends, arch, batch, per_node),
+                self.context, arch, demand, self._grid(demand, shared), lenient=self.forgiven != 0, refuse=refused,
+                longer=longer,
             )  # fmt: skip
 
         return self.store.trainer.get(self._trainer_key(demand, shared), made)[split.trains]

@@ -79,6 +79,19 @@ def uneven_parts(
     return {part: counts for part, counts in found.items() if counts}
 
 
+BUDGET_RULE = "token_budget"
+
+
+def takes_longer(facts: FrameworkFacts | None, job: Job) -> bool:
+    """Whether a stated budget below the longest sequence runs: where such a one is a microbatch of its own.
+
+    The framework's rule about it is then one that it never notices (slime, miles, OpenRLHF); others stop.
+    """
+    if facts is None or len(job.pool("trainer").settings.token_budget or ()) != 1:
+        return False
+    return any(rule.id == BUDGET_RULE and rule.stage == "never" for rule in facts.rules_of())
+
+
 def trainer_rule_flags(
     facts: FrameworkFacts | None,
     columns: TrainerColumns,
@@ -86,10 +99,12 @@ def trainer_rule_flags(
     architecture: Architecture,
     batch: Batch | None,
     devices_per_node: int,
+    *,
+    longer: bool = False,
 ) -> IntArray:
     """`Reject.FRAMEWORK` where a rule that speaks of trainer, batch and architecture alone is broken ``[columns]``.
 
-    ``batch`` None: of the rules that do not speak of it
+    ``batch`` None: of the rules that do not speak of it; ``longer``: as `takes_longer` says
     """
     flags = np.zeros(columns.count, dtype=np.int64)
     if facts is None:
@@ -100,7 +115,9 @@ def trainer_rule_flags(
     names["run"] = SimpleNamespace(critic_devices=columns.critic)
     names |= {} if batch is None else {"batch": batch_names(batch)}
     for index, backend in enumerate(backends):
-        for broken in facts.refused(names, backend).values():
+        for rule, broken in facts.refused(names, backend).items():
+            if longer and rule == BUDGET_RULE:
+                continue
             here = (columns.backend == index) & np.broadcast_to(broken, flags.shape)
             flags |= np.where(here, int(Reject.FRAMEWORK), 0)
     return flags

@@ -196,7 +196,7 @@ def _critic_flags(context: Context, shape: Shape, trainer: TrainerStack, layout:
 
 def trainer_columns_of(
     context: Context, architecture: Architecture, demand: Demand, grid: TrainerGrid,
-    *, refuse: Refuse | None = None, lenient: bool = False,
+    *, refuse: Refuse | None = None, lenient: bool = False, longer: bool = False,
 ) -> dict[tuple[int, int], TrainerColumns]:  # fmt: skip
     """Columns of one demand by devices of the trainer and of a critic's own.
 
@@ -206,8 +206,11 @@ def trainer_columns_of(
     ----------
     refuse : the framework's rules, applied before anything is timed
     lenient : time columns that memory or a rule refuses, too; else their seconds are infinite
+    longer : a sequence above the budget is a microbatch of its own; else none of them runs
     """
     found = _fitting(context, architecture, demand, grid)
+    if longer:
+        found = replace(found, flags=found.flags & ~int(Reject.BUDGET))
     if refuse is not None:
         alone = found.flags | refuse(found, None)
         flags = found.flags | refuse(found, demand.batch)

@@ -104,7 +104,8 @@ def full_microbatches(
 ) -> Microbatches:
     r"""Microbatches of a pass over ``of_rank`` sequences of every rank on the worst rl_step ``[layouts]``.
 
-    ``budget``: their tokens, of which no more come together than the pass has; None: they hold ``count`` sequences.
+    ``budget``: their tokens, of which no more come together than the pass has, and of which a longer sequence takes its
+    own where that is more; None: they hold ``count`` sequences.
     Padded, all of these are as long as the longest that the job allows. Packed, one of them is; the others, of mean
     :math:`\bar l` and standard deviation s, come to less than
 
@@ -122,7 +123,7 @@ def full_microbatches(
 
     whole = np.maximum(np.ceil(of_rank), 1.0)
     if budget is not None:
-        tokens = np.minimum(np.asarray(budget, np.float64), most(whole))
+        tokens = np.minimum(np.maximum(np.asarray(budget, np.float64), longest), most(whole))
         parts = of_rank * longest / tokens
     else:
         held = np.minimum(np.asarray(count, np.float64), whole)

@@ -549,3 +549,18 @@ def test_a_budget_of_the_references_own_is_said_not_to_be_counted(tmp_path: Path
     path.write_text(SCORED + DYNAMIC + THEIRS + "max_token_len_per_gpu=65536\n")
     found = audit(import_config([path], "verl"), predict=False).findings
     assert [each.key for each in found if each.rule == "uncounted"] == [THEIRS + "max_token_len_per_gpu"]
+
+
+@pytest.mark.parametrize(("model", "short"), [("Kimi-K2-Instruct-BF16", True), ("Kimi-K2-Instruct", False)])
+def test_the_cache_of_what_cannot_be_laid_out_is_of_the_weights_that_it_serves(
+    model: str, short: bool, tmp_path: Path
+) -> None:
+    """Where the trainer's layout is none, the engine was held against weights of 16 bits, whatever it serves."""
+    flags = (f"--hf-checkpoint /ckpt/{model} --actor-num-nodes 16 --colocate --rollout-batch-size 128 "
+             "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 32 --rollout-max-response-len 8192 "
+             "--rollout-num-gpus-per-engine 32 --sglang-ep-size 32 --sglang-enable-dp-attention --sglang-dp-size 4 "
+             "--sglang-mem-fraction-static 0.7 --use-dynamic-batch-size --max-tokens-per-gpu 16384")  # fmt: skip
+    (tmp_path / "run.sh").write_text(f"python3 train.py {flags}\n")
+    found = audit(import_config([tmp_path / "run.sh"]), plan=False)
+    assert found.predicted is None
+    assert ("the KV cache holds 0 tokens" in " ".join(each.message for each in found.findings)) is short

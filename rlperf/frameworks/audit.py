@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.logs import logs_of
-from rlperf.cost.engine_memory import engine_memory
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit_best import best_of
@@ -41,7 +40,7 @@ from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.question.words import layout_words
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.engine import least_cache
+from rlperf.sim.rl_step.engine import least_cache, replica_memory
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
@@ -312,15 +311,16 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
         expert_parallel=run.rollout.expert_parallel,
         attention_data_parallel=run.rollout.attention_data_parallel,
     )
+    settings = context.job.pool("rollout").settings.filled()
+    fraction, running = run.rollout.memory_fraction or context.engine.memory_fraction, run.rollout.max_running or 1
     try:
-        memory = engine_memory(
-            task.architecture, context.hardware, context.engine, layout,
-            memory_fraction=run.rollout.memory_fraction,
-        )  # fmt: skip
+        memory = replica_memory(
+            context.site, task.architecture, settings, layout, np.array([fraction]), np.array([running])
+        )
         demand = task.source.demand(task.batches[0], None, context.job.seed)
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
-    return _holding(demand, float(memory.kv_tokens))
+    return _holding(demand, float(memory.kv_tokens[0]))
 
 
 def _attempt(imported: Imported, cluster: str, workload: str, folder: Path | None) -> Prediction | None:

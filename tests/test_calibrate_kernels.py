@@ -147,8 +147,8 @@ def test_collectives_and_dispatch(tmp_path: Path) -> None:
     assert fits[0].fitted.predicted == pytest.approx(fits[0].series.measured_s, rel=0.05)
 
 
-def _of(fit: DispatchFit) -> tuple[str, int]:
-    return fit.operation, fit.group
+def _of(fit: DispatchFit) -> tuple[str, str, int]:
+    return fit.kernel, fit.operation, fit.group
 
 
 def test_kernels_are_added_beside_those_of_the_base(tmp_path: Path) -> None:
@@ -162,8 +162,9 @@ def test_kernels_are_added_beside_those_of_the_base(tmp_path: Path) -> None:
     found, fits = fit_device(files, "h100_sxm", check=False, add=True)
     assert found.stream.stream_memory == pytest.approx(0.9, rel=0.02)
     assert (found.gemm, found.id, found.spread) == (OWN.gemm, OWN.id, OWN.spread)
-    groups = [{(fit.operation, fit.group) for fit in each.dispatch} for each in (OWN, found)]
-    assert ("dispatch", 8) in groups[0] and groups[1] == groups[0] | {("dispatch", 16), ("combine", 16)}
+    groups = [{_of(fit) for fit in each.dispatch} for each in (OWN, found)]
+    assert ("deepep", "dispatch", 8) in groups[0] and ("deepep_normal", "combine", 32) in groups[0]
+    assert groups[1] == groups[0] | {("deepep", "dispatch", 16), ("deepep", "combine", 16)}
     assert len(found.dispatch) == len(groups[1]) and len(fits) == 3
     (tmp_path / "found.yaml").write_text(calibration_text(found))
     again = read_spec(tmp_path / "found.yaml", DeviceCalibration)

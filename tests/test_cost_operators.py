@@ -371,6 +371,36 @@ def test_dispatch_grows_with_tokens_and_has_a_fallback() -> None:
     assert float(collectives.dispatch_combine_s(a100, 128, 7168, 8, 8, 8)) > 0.0
 
 
+def test_prompts_are_sent_once_to_a_node() -> None:
+    """Low-latency kernels for the few tokens of decodes, a copy an expert; normal ones for prompts, one a node."""
+    normal, quick = (
+        tuple(fit for fit in H100.calibration.dispatch if fit.kernel == kernel)
+        for kernel in ("deepep_normal", "deepep")
+    )
+    assert {fit.group for fit in normal} == {fit.group for fit in quick} == {8, 16, 32, 64}
+    only = dataclasses.replace(H100, calibration=H100.calibration.model_copy(update={"dispatch": quick}))
+    tokens = np.array([16.0, 4096.0])
+    both, copies = (collectives.dispatch_combine_s(hw, tokens, 7168, 8, 32, 8) for hw in (H100, only))
+    assert both[0] == copies[0] and both[1] < 0.6 * collectives.dispatch_combine_s(only, 4096, 7168, 8, 32, 8)
+    rates = {fit.operation: fit for fit in normal if fit.group == 32}
+    reach = 4.0 * (1.0 - 0.75**8)
+    by_hand = sum(
+        rates[each].fixed + 4096 * 7168 * reach * value / (rates[each].rate * 450e9)
+        for each, value in (("dispatch", 1.0), ("combine", 2.0))
+    )
+    assert float(both[1]) == pytest.approx(by_hand)
+
+
+def test_dispatch_across_nodes_goes_by_the_network() -> None:
+    """Where one node was timed alone: H200 takes H100's kernels beyond it, Blackwell an all-to-all of the copies."""
+    for name in ("h200_sxm", "b200_sxm", "b300_sxm"):
+        near, far = (float(collectives.dispatch_combine_s(load_hardware(name), 512, 7168, 8, n, 8)) for n in (8, 64))
+        assert far > 4.0 * near
+    tray = load_hardware("gb200")  # 72 devices of one domain
+    near, far = (float(collectives.dispatch_combine_s(tray, 512, 7168, 8, n, n)) for n in (4, 64))
+    assert far < 1.5 * near
+
+
 def test_host_copy_runs_at_the_host_link() -> None:
     assert float(collectives.host_copy_s(H100, 55e9)) == pytest.approx(1.0, rel=0.05)
 

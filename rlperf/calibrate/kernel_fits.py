@@ -12,7 +12,7 @@ import numpy as np
 from rlperf.calibrate.fitting import Bounds, Fitted, Predict, fit_with_left_out
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.cost.attention import Heads, decode_with, edge_pairs, flash_with, visible_pairs
-from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
+from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with, reached
 from rlperf.cost.roofline import gemm_with
 from rlperf.cost.streams import mixing_with
 from rlperf.layout import BoolArray, FloatArray
@@ -317,7 +317,10 @@ def fit_collective(all_series: Series, device: Device, *, check: bool = True) ->
 def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool = True) -> KernelFit:
     """Expert dispatch or combine over one number of nodes: t = fixed + bytes / rate."""
     nodes = int(series.shape["node_num"][0])
-    moved = series.shape["num_token"] * series.shape["num_topk"] * series.shape["hidden_size"]
+    copies = series.shape["num_topk"]
+    if series.kind == "dispatch_normal":
+        copies = reached(copies, float(nodes if nodes > 1 else per_node))
+    moved = series.shape["num_token"] * copies * series.shape["hidden_size"]
     operation = series.variant.split("@")[0]
     moved = moved * (1.0 if operation == "dispatch" else 2.0)
     rate = link_bytes_per_s(device)

@@ -45,6 +45,10 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("node_num", "hidden_size", "num_token", "num_topk"),
         frozenset({"gpu", "node_num", "num_token", "dispatch_us", "combine_us"}),
     ),
+    "dispatch_normal": (
+        ("node_num", "hidden_size", "num_token", "num_topk", "num_experts"),
+        frozenset({"gpu", "node_num", "num_token", "dispatch_transmit_us", "combine_transmit_us"}),
+    ),
     "scan": (
         ("batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim"),
         frozenset({"gpu", "kernel", "phase", "batch", "seq_len", "num_v_heads", "latency_us"}),
@@ -182,6 +186,9 @@ def read_series(path: Path | str) -> list[Series]:
         row = dict(zip(header, cells, strict=False))
         if len(cells) != len(header):
             raise SpecError(Problem(f"has {len(cells)} cells for {len(header)} columns", str(path), line))
+        if kind == "dispatch_normal":
+            for each in ("dispatch", "combine"):
+                row[f"{each}_us"] = str(float(row[f"{each}_transmit_us"]) + float(row.get(f"{each}_notify_us") or 0.0))
         if kind == "streams":
             row["before"] = str(int(row["op"].endswith("pre")))
         if (kind == "sparse" and not _usable(row)) or (kind == "latent" and row.get("flag")):
@@ -237,7 +244,7 @@ def _as_scan(series: Series) -> Series:
 
 def _fastest(series: Series) -> Series:
     """Where an engine has several kernels for a shape, the fastest: it chooses by size."""
-    if series.kind != "streams" and series.dtype not in ("kda", "mamba"):
+    if series.kind not in ("streams", "dispatch_normal") and series.dtype not in ("kda", "mamba"):
         return series
     table = np.stack([series.shape[name] for name in series.shape], axis=1)
     _, shape = np.unique(table, axis=0, return_inverse=True)
@@ -261,9 +268,15 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
             COLLECTIVE_NAMES.get(collective, collective),
             software,
         )
-    elif kind == "dispatch":
+    elif kind in ("dispatch", "dispatch_normal"):
         for operation in ("dispatch", "combine"):
-            yield device, "deepep", "", f"{operation}@{row['node_num']}", software
+            yield (
+                device,
+                "deepep" if kind == "dispatch" else "deepep_normal",
+                "",
+                f"{operation}@{row['node_num']}",
+                software,
+            )
     elif kind == "sparse":
         part = row.get("attn_kind") or ("reusing" if row.get("skip_indexer") == "1" else "")
         gemm = DTYPE_NAMES.get(row["gemm_dtype"], row["gemm_dtype"])
@@ -291,7 +304,7 @@ def _series(
 ) -> Series | None:
     device, kernel, dtype, variant, software = key
     names = KINDS[kind][0] if kind in KINDS else ("batch", "seq_len", "channels", "taps")
-    time = f"{variant.split('@')[0]}_us" if kind == "dispatch" else "latency_us"
+    time = f"{variant.split('@')[0]}_us" if kind.startswith("dispatch") else "latency_us"
     values: list[list[float]] = []
     for row, line in rows:
         try:

@@ -137,7 +137,7 @@ def fit_series(
             fits.append(fit_streams(one, device, check=check))
         elif one.kind == "stream":
             fits.append(fit_stream(one, device, base.stream, check=check))
-        elif one.kind == "dispatch":
+        elif one.kind in ("dispatch", "dispatch_normal"):
             fits.append(fit_dispatch(one, device, 4 if device.name.startswith("gb") else 8, check=check))
     return fits + _modules(series, device, base, check)
 

@@ -270,9 +270,9 @@ def host_copy_s(hw: Hardware, n_bytes: Array) -> FloatArray:
 def dispatch_combine_s(
     hw: Hardware, tokens: Array, hidden: Array, active: Array, group: Array, within: Array
 ) -> FloatArray:
-    r"""Seconds of one expert dispatch and combine with low-latency kernels (DeepEP-like).
+    r"""Seconds of one expert dispatch and combine with kernels like DeepEP's, the faster of two kinds.
 
-    .. math:: t = \sum_{dispatch, combine} t_0 + \frac{n\,k\,H\,b}{r}
+    .. math:: t = \sum_{dispatch, combine} t_0 + \frac{n\,c\,H\,b}{r}
 
     Parameters
     ----------
@@ -282,21 +282,45 @@ def dispatch_combine_s(
 
     Notes
     -----
-    Measured groups are interpolated in log2 of the group. A device without measurements takes twice an all-to-all of
-    the same bytes.
+    Low-latency kernels (decodes) send c = k copies of a token, normal ones (prompts) one to every node that its experts
+    reach (`reached`), or to every device in one node. Measured groups are interpolated in log2 of the group. A device
+    without measurements takes an all-to-all of the copies, and so do groups over more nodes than were measured.
     """
-    n, width, size = as_float(tokens), as_float(hidden) * as_float(active), as_float(group)
-    seconds = np.zeros(np.broadcast_shapes(n.shape, width.shape, size.shape))
-    for operation, value_bytes in (("dispatch", 1.0), ("combine", 2.0)):
-        fits = sorted((fit for fit in hw.calibration.dispatch if fit.operation == operation), key=lambda fit: fit.group)
-        moved = n * width * value_bytes
-        if not fits:
-            seconds = seconds + all_to_all_s(hw, moved, group, within)
-            continue
-        rate = scale_up_bytes_per_s(hw)
-        places = np.log2([float(fit.group) for fit in fits])
-        at = np.log2(np.maximum(size, 1.0))
-        fixed = np.interp(at, places, [fit.fixed for fit in fits])
-        each = np.interp(at, places, [1.0 / (fit.rate * rate) for fit in fits])
-        seconds = seconds + fixed + moved * each
+    n, size = as_float(tokens), as_float(group)
+    inside = np.minimum(as_float(within), size)
+    places = np.where(size > inside, size / inside, size)
+    values = n * as_float(hidden)
+    seconds = _dispatched_s(hw, "deepep", values * as_float(active), size, inside)
+    if any(fit.kernel == "deepep_normal" for fit in hw.calibration.dispatch):
+        normal = _dispatched_s(hw, "deepep_normal", values * reached(active, places), size, inside)
+        seconds = np.minimum(seconds, normal)
     return np.where((n > 0) & (size > 1.0), seconds, 0.0)
+
+
+def reached(active: Array, places: Array) -> FloatArray:
+    """Of so many devices or nodes those that a token's experts lie on, in the mean [1]: n (1 - (1 - 1/n)^k).
+
+    >>> float(reached(8, 1)), round(float(reached(8, 8)), 2)
+    (1.0, 5.25)
+    """
+    n = np.maximum(as_float(places), 1.0)
+    return np.asarray(n * (1.0 - (1.0 - 1.0 / n) ** as_float(active)))
+
+
+def _dispatched_s(hw: Hardware, kernel: str, values: FloatArray, size: FloatArray, inside: FloatArray) -> FloatArray:
+    """Seconds of both kernels of a kind that move so many ``values`` a device."""
+    seconds: FloatArray = np.zeros(())
+    for operation, value_bytes in (("dispatch", 1.0), ("combine", 2.0)):
+        moved = values * value_bytes
+        swap = all_to_all_s(hw, moved, size, inside)
+        fits = [fit for fit in hw.calibration.dispatch if (fit.kernel, fit.operation) == (kernel, operation)]
+        if not fits:
+            seconds = seconds + swap
+            continue
+        timed = sorted(fits, key=lambda fit: fit.group)
+        at, places = np.log2(np.maximum(size, 1.0)), np.log2([float(fit.group) for fit in timed])
+        fixed = np.interp(at, places, [fit.fixed for fit in timed])
+        each = np.interp(at, places, [1.0 / (fit.rate * scale_up_bytes_per_s(hw)) for fit in timed])
+        beyond = (size > timed[-1].group) & (size > inside)
+        seconds = seconds + np.where(beyond, swap, fixed + moved * each)
+    return seconds

@@ -16,6 +16,7 @@ from rlperf.cost.collectives import (
     all_to_all_s,
     host_copy_s,
     point_to_point_s,
+    reached,
     reduce_scatter_s,
 )
 from rlperf.cost.layers import stack_of
@@ -131,8 +132,7 @@ def expert_traffic(
         copies = np.asarray(float(route.active))
         if switches.dispatcher != "alltoall":
             places = np.where(nodes > 1.0, nodes, ep)
-            reached = places * -np.expm1(copies * np.log1p(-1.0 / np.maximum(places, 1.0 + 1e-9)))
-            copies = np.minimum(copies, np.maximum(reached, 1.0))
+            copies = np.minimum(copies, np.maximum(reached(copies, places), 1.0))
         token_bytes = 2.0 * work.tokens / layout.tensor_parallel * route.width * skew
         swap = 2.0 * all_to_all_s(hw, token_bytes * copies, ep, inside)
         gathered = token_bytes * etp * route.active

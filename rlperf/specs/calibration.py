@@ -314,12 +314,13 @@ class CollectiveFit(Frozen):
 class DispatchFit(Frozen):
     """Expert dispatch and combine kernels (DeepEP-like) over ``group`` devices: t = fixed + bytes / rate."""
 
-    kernel: str
+    kernel: str = Field(description="deepep (a copy for every expert) or deepep_normal (one for a device or node)")
     operation: str = Field(description="dispatch or combine")
     group: PositiveInt
     within: PositiveInt
     fixed: Seconds
     rate: PositiveFloat = Field(description="share of the scale-up bandwidth (within a domain) or of the network's")
+    timed_on: str | None = Field(None, description="relative whose kernel stands here")
     quality: Quality = Quality()
 
 

@@ -11,6 +11,7 @@ from rlperf.specs.calibration import (
     AbsorptionFit,
     DecodeFit,
     DeviceCalibration,
+    DispatchFit,
     GemmFit,
     LatentFit,
     MoeFit,
@@ -26,6 +27,7 @@ from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link
 
+Lent = PrefillFit | LatentFit | AbsorptionFit | MoeFit | DispatchFit | ScanFit | SparseFit | StreamsFit
 Fit = TypeVar("Fit", GemmFit, DecodeFit, LatentFit, AbsorptionFit, MoeFit, ScanFit, SparseFit, StreamsFit)
 _MIXERS = ("prefill", "encoder", "latent_prefill", "latent_decode", "absorption", "scan", "sparse", "streams")
 """Sections of a calibration that hold kernels of mixers over prompts, or of other mixers than grouped queries."""
@@ -131,11 +133,12 @@ def with_relatives_kernels(
     alike = device.generation.split()[0] == related.generation.split()[0]
     own, prompts = {fit.dtype for fit in constants.moe}, {(fit.kernel, fit.kv_dtype) for fit in constants.prefill}
     missing = {fit.dtype for fit in relative.moe if fit.dtype not in own and _has_units(device, fit.dtype)}
+    dispatched = {(fit.kernel, fit.group) for fit in constants.dispatch}
     scanned, chosen = ({(fit.mixer, fit.phase) for fit in fits} for fits in (constants.scan, constants.sparse))
     lent = at_published_rates(relative, device, related)
     if constants.told:  # nothing of its mixers is told either
         lent = lent.model_copy(update=dict.fromkeys(_MIXERS, ()))
-    found: dict[str, Sequence[PrefillFit | LatentFit | AbsorptionFit | MoeFit | ScanFit | SparseFit | StreamsFit]] = {
+    found: dict[str, Sequence[Lent]] = {
         "prefill": [fit for fit in lent.prefill if alike and (fit.kernel, fit.kv_dtype) not in prompts],
         "encoder": () if constants.encoder else lent.encoder,
         "latent_prefill": () if constants.latent_prefill else lent.latent_prefill,
@@ -145,6 +148,7 @@ def with_relatives_kernels(
         "scan": [fit for fit in lent.scan if (fit.mixer, fit.phase) not in scanned],
         "sparse": [fit for fit in lent.sparse if (fit.mixer, fit.phase) not in chosen],
         "streams": () if constants.streams else lent.streams,
+        "dispatch": [fit for fit in lent.dispatch if alike and (fit.kernel, fit.group) not in dispatched],
     }
     changes = {
         name: (

@@ -101,6 +101,7 @@ class Served:
     number: int
     roomy_tokens: float = np.inf
     full_places: bool = True
+    timelines: tuple[object, ...] = ()
 
 
 def test_a_rollout_is_simulated_once_whoever_asks_and_again_for_whatever_differs(
@@ -110,7 +111,7 @@ def test_a_rollout_is_simulated_once_whoever_asks_and_again_for_whatever_differs
 
     def serve(replicas: Replicas, trajectories: Trajectories, routing: object = None) -> Served:
         simulated.append(replicas.cost.host_s)
-        return Served(len(simulated))
+        return Served(len(simulated), roomy_tokens=max(replicas.limits.kv_tokens, 600.0))
 
     monkeypatch.setattr(Replicas, "serve", serve)
     table = LengthTable.from_groups([11, 22], [[33, 44], [55, 66]], max_response_tokens=99)
@@ -124,13 +125,14 @@ def test_a_rollout_is_simulated_once_whoever_asks_and_again_for_whatever_differs
         rest = {name: value for name, value in changes.items() if name not in of_cost}
         return RolloutEvents().results(demand, replace(replicas, cost=replace(cost, **of_cost), **rest))
 
-    assert asked() == asked() and len(simulated) == 1
+    assert asked() == asked() == asked(limits=EngineLimits(np.inf, 9)) and len(simulated) == 1  # four requests
+    assert asked(limits=EngineLimits(500.0, 2)) == asked(limits=EngineLimits(600.0, 2)) and len(simulated) == 2
     table_of = np.array([1.0])
     others = (
         {"over_provision": 1.5}, {"host_s": 2.0}, {"decode_per_kv_token_s": 1.0}, {"prefill_fixed_s": 1.0},
         {"graph_buckets": table_of}, {"mixed_linear_s": table_of},
         {"drafted": Drafted(table_of, table_of, table_of, np.array([0]))}, {"count": 2}, {"apart": Apart(1)},
-        {"limits": EngineLimits(np.inf, 9)}, {"options": EngineOptions(async_scheduling=True)},
+        {"limits": EngineLimits(np.inf, 3)}, {"options": EngineOptions(async_scheduling=True)},
     )  # fmt: skip
     assert len({asked(), *(asked(**changes) for changes in others)}) == 1 + len(others)
 

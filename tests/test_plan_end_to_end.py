@@ -27,7 +27,6 @@ from rlperf.plan.search.splits import splits
 from rlperf.plan.search.trainer_columns import TrainerColumns, trainer_columns_of, trainer_grid
 from rlperf.report.plan_files import plan_yaml, read_plan, write_plan_files
 from rlperf.report.plan_text import best_rows, markdown, runner_up_words
-from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step import rollout_stage
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.uncertainty import log_sigma
@@ -213,7 +212,7 @@ def test_of_a_large_rl_step_some_replicas_tell_the_makespan(monkeypatch: pytest.
     configuration = screen(context, asked, (demand,), question.facts).configurations[0]
     whole = Judge(context, asked).evaluate(demand, configuration)
     assert {len(result.timelines) for result in whole.rollouts} == {16}
-    monkeypatch.setattr(rollout_stage, "_SERVED", Remembered())
+    monkeypatch.setattr(rollout_stage, "_SERVED", rollout_stage.Served())
     monkeypatch.setattr(routing, "SIMULATED_WHOLE", 2048)
     monkeypatch.setattr(routing, "SIMULATED", 1024)
     part = Judge(context, asked).evaluate(demand, configuration)

@@ -7,8 +7,8 @@ pools with it, the events know who waits for whom. ``docs/theory/rl_step.md`` ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout, taken
-from rlperf.sim.remembered import Remembered
+from rlperf.sim.remembered import Key
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, interrupted_seconds, steady_seconds
 from rlperf.sim.rl_step.rollout_counted import Within, generation_batches, holding
@@ -121,9 +121,46 @@ class Replicas:
         return self.cost.key, self.count, self.devices, self.options, self.apart, self.lent
 
 
-_SERVED: Remembered[RolloutResult] = Remembered(most=64)
-"""Rollouts simulated last, by all that they depend on, whoever asked: of a configuration that is tried with another
-trainer, in another framework or beside its defaults most are the same."""
+@dataclass(eq=False)
+class Served:
+    """Rollouts simulated last, by all that they depend on but their limits, whoever asked.
+
+    Of a configuration that is tried with another trainer, in another framework or beside its defaults most are the
+    same; under limits that bind nobody they are under any others. ``most`` runs of engine_steps are kept.
+    """
+
+    most: int = 2_000_000
+    _held: dict[Key, list[Within[RolloutResult]]] = field(default_factory=dict)
+
+    def get(self, key: Key, limits: EngineLimits, make: Callable[[], RolloutResult]) -> RolloutResult:
+        """The rollout of ``key`` under some limits, made when none that is as good is there; several threads may ask.
+
+        >>> limits, roomy = EngineLimits(kv_tokens=4096, max_running=8), EngineLimits(kv_tokens=8192, max_running=16)
+        >>> cost, served = EngineStepCost(np.array([0.0]), np.zeros(1), host_s=1.0), Served()
+        >>> made = lambda: simulate_rollout(Trajectories.of(4, [3, 9]), 1, cost=cost, limits=limits)
+        >>> one = served.get(("a",), limits, made)
+        >>> served.get(("a",), roomy, made) is one, served.get(("b",), limits, made) is one
+        (True, False)
+        """
+        tried = self._held.pop(key, [])
+        self._held[key] = tried  # the last that was asked for stands last
+        if (known := holding(tried, limits)) is not None:
+            return known
+        found = make()
+        tried.append(Within.of(limits, found, (found,)))
+        runs = {of: sum(_runs(each.found) for each in own) for of, own in [*self._held.items()]}
+        while sum(runs.values()) > self.most and len(runs) > 1:
+            oldest = next(iter(runs))
+            self._held.pop(oldest, None)
+            del runs[oldest]
+        return found
+
+
+def _runs(result: RolloutResult) -> int:
+    return sum(len(timeline.segments) for timeline in result.timelines)
+
+
+_SERVED = Served()
 
 
 @dataclass(eq=False)
@@ -141,13 +178,21 @@ class RolloutEvents:
         return tuple(self._served(demand, replicas, index) for index in range(len(demand.keys)))
 
     def _served(self, demand: Demand, replicas: Replicas, index: int) -> RolloutResult:
-        asked, limits = (demand.keys[index], demand.batch.over_provision), replicas.limits
-        tried = self._within.setdefault((*asked, *replicas.unlimited), [])
+        key = (demand.keys[index], demand.batch.over_provision, *replicas.unlimited)
+        limits, tried = self._binding(demand, index, replicas), self._within.setdefault(key, [])
         if (known := holding(tried, limits)) is not None:
             return known
-        found = _SERVED.get((*asked, *replicas.key), lambda: replicas.serve(*self._part(demand, index, replicas)))
+        found = _SERVED.get(key, limits, lambda: replicas.serve(*self._part(demand, index, replicas)))
         tried.append(Within.of(limits, found, (found,)))
         return found
+
+    def _binding(self, demand: Demand, index: int, replicas: Replicas) -> EngineLimits:
+        """Limits with no more places than a replica has requests, where it serves its own from begin to end."""
+        if replicas.apart is not None or replicas.lent:
+            return replicas.limits
+        table, routing = self._part(demand, index, replicas)
+        most = -(-len(table) // replicas.count) if routing is None else int(np.bincount(routing).max())
+        return replace(replicas.limits, max_running=min(replicas.limits.max_running, most))
 
     def served(self, demand: Demand, replicas: Replicas) -> tuple[Trajectories, ...]:
         """What is simulated of every replicate; a part of the rl_step where it is large."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -483,3 +485,25 @@ def test_steps_and_scans_of_linear_attention_by_hand() -> None:
     assert lent is not None and lent.timed_on == "h100_sxm"
     assert scan_fit(hw, "gated_delta", "context", "fastertransformer") is not None
     assert scan_fit(load_hardware("mi355x"), "gated_delta", "context", "sglang") is None
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("device", "kernel"), [("h100_sxm", "trtllm_cutlass"), ("b200_sxm", "vllm_flashinfer_trtllm")])
+def test_experts_of_one_rank_under_wide_expert_parallelism(measured_data: Path, device: str, kernel: str) -> None:
+    """SGLang's experts on 8 to 64 ranks, decodes and prompts of 600 us and more, beyond the host's floor; no fit saw them."""
+    rows = pl.read_csv(measured_data / "kernels" / "wideep_moe.csv", infer_schema_length=10_000).filter(
+        (pl.col("gpu") == device) & (pl.col("kernel") == "deepepmoe") & (pl.col("distribution") == "uniform")
+    )
+    hw = load_hardware(device)
+    fit = next(fit for fit in hw.calibration.moe if (fit.kernel, fit.dtype) == (kernel, "fp8_block"))
+    for phase, least_us in (("generation", 0.0), ("context", 600.0)):
+        part = rows.filter((pl.col("phase") == phase) & (pl.col("latency_us") > least_us))
+        tokens, width, hidden, count, active, ranks = (
+            part[name].to_numpy().astype(np.float64)
+            for name in ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_ep_size")
+        )
+        shape = ExpertShape(width, hidden, count, active)
+        dealt = Dealt(dispatched=True, balanced=True)
+        seconds = grouped_with(hw.device, fit, tokens, shape, ranks, dtype="fp8_block", dealt=dealt)
+        ratio = 1e6 * seconds / part["latency_us"].to_numpy()
+        assert len(ratio) >= 8 and 0.8 < float(np.median(ratio)) < 1.25

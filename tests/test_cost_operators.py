@@ -490,7 +490,7 @@ def test_steps_and_scans_of_linear_attention_by_hand() -> None:
 @pytest.mark.data
 @pytest.mark.parametrize(("device", "kernel"), [("h100_sxm", "trtllm_cutlass"), ("b200_sxm", "vllm_flashinfer_trtllm")])
 def test_experts_of_one_rank_under_wide_expert_parallelism(measured_data: Path, device: str, kernel: str) -> None:
-    """SGLang's experts on 8 to 64 ranks, decodes and prompts of 600 us and more, beyond the host's floor; no fit saw them."""
+    """SGLang's experts on 8 to 64 ranks, decodes and prompts beyond the host's floor of 600 us; no fit saw them."""
     rows = pl.read_csv(measured_data / "kernels" / "wideep_moe.csv", infer_schema_length=10_000).filter(
         (pl.col("gpu") == device) & (pl.col("kernel") == "deepepmoe") & (pl.col("distribution") == "uniform")
     )

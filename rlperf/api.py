@@ -219,6 +219,10 @@ def judge(
         plan = plan_in(read_job_document(asked))
     if plan is None:
         assert not isinstance(asked, Plan)
+        if phase != 1:
+            raise SpecError(
+                f"there is no phase {phase}: a job has none, its plan.yaml has (rlperf plan JOB --out plan/)"
+            )
         question = ask(asked, task=task)
         return (question.job, *predict.predicted(question.context, facts=question.facts))
     phases = phases_of(plan, task)

@@ -137,6 +137,15 @@ def test_a_plan_file_with_other_devices_than_its_layout_takes_is_refused(tmp_pat
         rlperf.predict_job(tmp_path / "plan.yaml")
 
 
+@pytest.mark.parametrize("command", ["predict", "simulate"])
+def test_a_job_has_no_second_phase(command: str, tmp_path: Path) -> None:
+    """It was predicted as if it had not been asked for one."""
+    trace(tmp_path / "lengths")
+    task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]
+    said = CliRunner().invoke(app, [command, str(written(tmp_path, tasks=[task])), "--phase", "2"])
+    assert isinstance(said.exception, SpecError) and "no phase 2: a job has none" in str(said.exception)
+
+
 def test_phases_of_a_plan_are_predicted_one_by_one(tmp_path: Path) -> None:
     trace(tmp_path / "lengths", steps=2, scale=150.0)
     task = {**SMALL["tasks"][0], "workload": "lengths"}  # type: ignore[index]

@@ -93,8 +93,8 @@ def show(
         return
     if profiles.is_path(name) and Path(name).expanduser().exists():
         profiles.load_architecture(name)  # a file that is there, and what is wrong with it
-    near = {problem.suggestion for problem in failures if problem.suggestion and "mean" in problem.suggestion}
-    hint = "; ".join(sorted(near)) or "see rlperf profiles list"
+    near = {each.suggestion.rstrip("?") for each in failures if each.suggestion and "mean" in each.suggestion}
+    hint = "; ".join(sorted(near)) + "?" if near else "see rlperf profiles list"
     raise SpecError(f"no {', '.join([*loaders][:-1])} or {[*loaders][-1]} is named {name!r} ({hint})")
 
 

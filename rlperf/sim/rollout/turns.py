@@ -44,7 +44,7 @@ def count_turns(
     slots = options.trajectories or n
     queue, later = [(0.0, i) for i in range(min(slots, n))], deque(range(slots, n))
     at = _Clock(pace_s, min(limits.max_running, limits.token_budget, n), limits.token_budget)
-    admitted, ends = [], []
+    admitted, ends, busy, chunks, places = list[int](), list[int](), at.busy, at.chunks, at.places
     while queue:
         arrival_s, i = heappop(queue)
         if i == n:  # a trajectory has ended: the next one starts
@@ -52,17 +52,27 @@ def count_turns(
                 continue
             i = later.popleft()
         now = turn[i]
-        at.admit(arrival_s)
-        end = at.read(hits[now], prompt[now]) + response[now]
-        heappush(at.busy, end)
-        at.last = max(at.last, end)
+        known = ceil((arrival_s - at.begin_s) / pace_s - ROUNDING)
+        if known > at.step or at.left <= 0 or len(busy) >= places:
+            at.admit(arrival_s, known)
+        start = hits[now]
+        size = prompt[now] - start
+        if size <= at.left:
+            chunks.append((at.step, start, size))
+            at.left -= size
+            end = at.step + response[now]
+        else:
+            end = at.read(start, prompt[now]) + response[now]
+        heappush(busy, end)
+        if end > at.last:
+            at.last = end
         admitted.append(now)
         ends.append(end)
         if now < last[i]:
             turn[i] = now + 1
-            heappush(queue, (at.seconds(end) + tool_s[now], i))
+            heappush(queue, (at.begin_s + end * pace_s + tool_s[now], i))
         else:
-            heappush(queue, (at.seconds(end), n))
+            heappush(queue, (at.begin_s + end * pace_s, n))
     return _runs(trajectories, np.array(admitted), np.array(ends), at), at.wait_s
 
 
@@ -74,6 +84,8 @@ class _Clock:
     ----------
     busy : step at whose begin each admitted request has left, a heap
     last : when the last of all that were admitted has left
+    step, left : that engine_step, and what is left of its budget
+    begin_s : where step 0 would begin, had the engine never been idle [s]
     chunks : (engine_step, first position, tokens) of all that was read
     """
 
@@ -84,46 +96,41 @@ class _Clock:
     last: int = 0
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
     wait_s: float = 0.0
-    _step: int = 0
-    _left: int = 0
-    _begin_s: float = 0.0
+    step: int = 0
+    left: int = 0
+    begin_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._left = self.budget
+        self.left = self.budget
 
-    def seconds(self, step: int) -> float:
-        """When an engine_step begins [s]."""
-        return self._begin_s + step * self.pace_s
-
-    def admit(self, arrival_s: float) -> None:
-        """Go on to the engine_step that has a place for the queue's first."""
-        known = ceil((arrival_s - self._begin_s) / self.pace_s - ROUNDING)
+    def admit(self, arrival_s: float, known: int) -> None:
+        """Go on to the engine_step that has a place for the queue's first, which is known of in step ``known``."""
         if known > self.last:  # the engine is idle until then
-            idle_s = arrival_s - self.seconds(self.last)
+            idle_s = arrival_s - (self.begin_s + self.last * self.pace_s)
             self.wait_s += idle_s
-            self._begin_s += idle_s
+            self.begin_s += idle_s
             known = self.last
-        if known > self._step or self._left <= 0:
-            self._go(max(known, self._step + 1))
+        if known > self.step or self.left <= 0:
+            self._go(max(known, self.step + 1))
         while len(self.busy) >= self.places:
             self._go(self.busy[0])
 
     def read(self, start: int, tokens: int) -> int:
         """Read a context from ``start`` on, cut at the budgets of engine_steps; the last of these."""
         while True:
-            size = min(self._left, tokens - start)
-            self.chunks.append((self._step, start, size))
-            self._left -= size
+            size = min(self.left, tokens - start)
+            self.chunks.append((self.step, start, size))
+            self.left -= size
             start += size
             if start >= tokens:
-                return self._step
-            self._go(self._step + 1)
+                return self.step
+            self._go(self.step + 1)
 
     def _go(self, step: int) -> None:
         busy = self.busy
         while busy and busy[0] <= step:
             heappop(busy)
-        self._step, self._left = step, self.budget - len(busy)
+        self.step, self.left = step, self.budget - len(busy)
 
 
 def _hits(trajectories: Trajectories, limits: EngineLimits) -> IntArray:

@@ -7,7 +7,10 @@ import pytest
 
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.stage_ends import stage_ends
+from rlperf.errors import SpecError
 from rlperf.layout import Layout
+from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.stages import best_ends, layer_profile, least_s, makespan_s, partitions, stated_ends, uniform
 from rlperf.specs.job import Job
 from rlperf.specs.pipeline_profile import LayerProfile
@@ -169,3 +172,18 @@ def test_stages_are_stated_only_where_the_memory_holds_them() -> None:
     even = {"role": "trainer", "layout": {"pipeline_parallel": 4, "virtual_pipeline": 1},
             "settings": {"first_stage_layers": 7, "last_stage_layers": 7}}  # fmt: skip
     assert predict_job(job(pools=[even])).memory_bytes["trainer"].parts["weights"] < use.parts["weights"]
+
+
+def test_a_plan_of_a_framework_that_spreads_layers_itself_plans_again() -> None:
+    """AReaL has no key for them: its own plan was refused for the 9 + 10 + 9 layers of 28 that nobody had stated."""
+    layout = {"pipeline_parallel": 3, "virtual_pipeline": 1, "tensor_parallel": 4}
+    pools = [{"role": "trainer", "layout": layout}]
+    first = plan_job(job(framework="areal", nodes=3, modes=["colocated"], pools=pools))
+    pool = first.phases[0].pool("trainer")
+    ends = (pool.settings.first_stage_layers, pool.settings.last_stage_layers)
+    assert ends == stage_ends(28, 3, None, None) != (None, None)
+    assert plan_job(job_of_plan(first)).phases[0].pool("trainer") == pool
+    uneven = {**layout, "pipeline_parallel": 4, "tensor_parallel": 2}
+    stated = [{"role": "trainer", "layout": uneven, "settings": {"first_stage_layers": 4, "last_stage_layers": 8}}]
+    with pytest.raises(SpecError, match=r"no key for trainer.first_stage_layers \(4\)"):
+        plan_job(job(framework="areal", modes=["colocated"], pools=stated))

@@ -7,10 +7,12 @@ framework runs, and what a job states though no file can say it is named, for `r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rlperf.cost.dtypes import DTYPES
+from rlperf.cost.stage_ends import stage_ends
 from rlperf.errors import ExportError, Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts, states
 from rlperf.frameworks.fields import Target
@@ -27,10 +29,11 @@ from rlperf.specs.job import Job
 from rlperf.specs.keyless_settings import running
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import TOLD, PoolSettings, PoolSpec
-from rlperf.specs.profiles import load_cluster, load_device
+from rlperf.specs.profiles import load_architecture, load_cluster, load_device
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 
 PARTIAL, ELASTIC = ref("batch.over_provision"), ref("rollout.elastic")
+STAGE_ENDS = ("first_stage_layers", "last_stage_layers")
 NOWHERE = ("lora_jobs",)
 """Settings that no framework has a key for: predicted, and never planned."""
 
@@ -294,6 +297,8 @@ def _keyless(
         at, given, usual = ref(f"{pool.role}.{name}"), getattr(pool.settings, name), runs.get(name, (USUAL[name],))
         if name == "scoring_token_budget" and pool.settings.token_budget:
             usual = pool.settings.token_budget[:1]  # as in training, unless a key says otherwise
+        if name in STAGE_ENDS:
+            usual = (*usual, *(ends[STAGE_ENDS.index(name)] for ends in _own_ends(job, pool, folder)))
         values = given if isinstance(given, tuple) else (given,)
         if name.endswith("_dtype") and not DTYPES.keys() >= set(values):
             continue  # no type at all, which `rlperf.plan.question.contradictions` reports
@@ -301,3 +306,16 @@ def _keyless(
         if able != values:
             found.append((name, able, usual))
     return found
+
+
+def _own_ends(job: Job, pool: PoolSpec, folder: Path | None) -> list[tuple[int | None, int | None]]:
+    """Layers of both ends of a pipeline that nobody states, of every degree that the pool states.
+
+    Where layers do not divide, a plan states them, and a framework without a key spreads what is left over itself.
+    """
+    try:
+        layers = load_architecture(job.architecture, folder=folder, like=job.like).layers
+    except SpecError:  # reported where the job is resolved
+        return []
+    degrees = product(pool.layout.pipeline_parallel or (), pool.layout.virtual_pipeline or (1,))
+    return [stage_ends(layers, stages, None, None, chunks) for stages, chunks in degrees]

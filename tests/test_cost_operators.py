@@ -275,6 +275,30 @@ def test_without_peer_access_every_byte_crosses_pcie_twice() -> None:
     assert collectives.reaches_peers(linked)
 
 
+def test_groups_over_several_boards_start_later() -> None:
+    """Of one NVLink domain of 72 boards of four were timed: beyond them a doubling costs steps, which bytes hide."""
+    hw = load_hardware("gb300")
+    small = [1e6 * float(collectives.all_reduce_s(hw, 4096, n, n)) for n in (4, 8, 16, 64)]
+    assert small[0] < 17.0 and small[1] == pytest.approx(28.0, rel=0.25) and small[2] == pytest.approx(49.0, rel=0.1)
+    assert small[3] - small[2] == pytest.approx(2 * 16.4, rel=0.05)
+    near, far = (float(collectives.all_gather_s(hw, 1e9 * 15 / 16 / (n - 1) * n, n, n)) for n in (4, 16))
+    assert far == pytest.approx(near, rel=0.05)  # the same bytes over the busiest link
+    # a board's own kernel is left as timed, and nodes of eight have no board to leave
+    assert float(collectives.all_reduce_s(hw, 4096, 4, 4, implementation="custom")) < 1e-5
+    assert {fit.across for fit in H100.calibration.collectives} == {0.0}
+
+
+@pytest.mark.data
+def test_all_reduces_over_four_boards(measured_data: Path) -> None:
+    rows = pl.read_csv(measured_data / "kernels" / "custom_allreduce_more.csv", infer_schema_length=10_000).filter(
+        (pl.col("gpu") == "gb300") & (pl.col("num_gpus") == 16) & pl.col("impl").str.contains("graph")
+    )
+    hw = load_hardware("gb300")
+    seconds = collectives.all_reduce_s(hw, rows["bytes"].to_numpy().astype(np.float64), 16, 16)
+    errors = np.abs(1e6 * seconds / rows["latency_us"].to_numpy() - 1.0)
+    assert len(errors) >= 40 and float(np.mean(errors)) < 0.1
+
+
 def test_large_all_reduce_runs_at_the_measured_bus_rate() -> None:
     # NCCL, 8 x H100: about 480 GB/s of bus bandwidth (NVLS) at 512 MB, published and tabulated alike
     size = 512e6
@@ -311,8 +335,8 @@ def test_over_trays_of_a_rack_engines_fall_back_to_nccl(rack: str) -> None:
     )
     assert one < 9e-6
     assert two == pytest.approx(14e-6, rel=0.05) and four == pytest.approx(50e-6, rel=0.05)
-    # nobody timed more trays: as four
-    assert more == pytest.approx(four, rel=0.05)
+    # nobody timed more trays: a step more for every doubling
+    assert more == pytest.approx(four + 16.4e-6, rel=0.1)
 
 
 def test_a_slow_link_delays_small_messages_and_without_order_there_are_no_flags() -> None:

@@ -29,7 +29,7 @@ from rlperf.calibrate.module_fits import fit_modules, mixer_of
 from rlperf.calibrate.recurrent_fits import fit_scan
 from rlperf.calibrate.statistics import spread_of
 from rlperf.errors import Problem, SpecError
-from rlperf.specs.calibration import DeviceCalibration, GemmFit, load_device_calibration
+from rlperf.specs.calibration import CollectiveFit, DeviceCalibration, GemmFit, load_device_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_device
@@ -225,7 +225,7 @@ def added(fits: Sequence[KernelFit], base: DeviceCalibration) -> DeviceCalibrati
         again = {_identity(one): one for one in values}
         own = getattr(base, name)
         replaced += sum(one.quality.n for one in own if _identity(one) in again)
-        sections[name] = [again.pop(_identity(one), one) for one in own] + list(again.values())
+        sections[name] = [_again(one, again.pop(_identity(one), one)) for one in own] + list(again.values())
     software = {*base.software.split(", "), *(fit.series.software for fit in fits)}
     return base.model_copy(
         update={
@@ -234,6 +234,13 @@ def added(fits: Sequence[KernelFit], base: DeviceCalibration) -> DeviceCalibrati
             "n": base.n - replaced + int(sum(len(fit.fitted.measured) for fit in fits)),
         }
     )
+
+
+def _again(own: object, fitted: object) -> object:
+    """Constants fitted again, with what the timings of one board do not tell of a collective."""
+    if isinstance(own, CollectiveFit) and isinstance(fitted, CollectiveFit):
+        return fitted.model_copy(update={"across": own.across})
+    return fitted
 
 
 def _identity(constants: object) -> tuple[object, ...]:

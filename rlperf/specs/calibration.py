@@ -308,6 +308,7 @@ class CollectiveFit(Frozen):
     collective: str = Field(description="all_reduce, all_gather, reduce_scatter, all_to_all, point_to_point")
     implementation: str = "nccl"
     points: tuple[CollectivePoint, ...]
+    across: Seconds = Field(0.0, description="per doubling of a group beyond those timed, from board to board")
     quality: Quality = Quality()
 
 

@@ -17,6 +17,8 @@ from rlperf.specs import profiles
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import load_hardware, timed_relative
 from rlperf.specs.profiles import (
+    _aliases,
+    _product,
     find_profile,
     load_cluster,
     load_device,
@@ -339,3 +341,26 @@ def test_a_framework_calibration_that_was_written_again_is_read_again(tmp_path: 
     before = load_framework_calibration("nemo_rl", "fsdp2", folder=tmp_path)
     target.write_text(shipped.replace("release_spread: 0.06", "release_spread: 0.075"), encoding="utf-8")
     assert load_framework_calibration("nemo_rl", "fsdp2", folder=tmp_path).release_spread != before.release_spread
+
+
+@pytest.mark.parametrize(
+    ("printed", "device"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100_80g_sxm"), ("NVIDIA A100-SXM4-40GB", "a100_40g_sxm"),
+        ("NVIDIA A100 80GB PCIe", "a100_80g_pcie"), ("NVIDIA A800-SXM4-80GB", "a800_80g_sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"), ("H100-SXM5-80GB", "h100_sxm"), ("NVIDIA H20", "h20_sxm"),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090"), ("NVIDIA RTX 6000 Ada Generation", "rtx_6000_ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000_server"), ("NVIDIA GB200", "gb200"),
+        ("Tesla V100-SXM2-32GB", "v100_32g_sxm"), ("NVIDIA GH200 480GB", "gh200_96g"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+    ],
+)  # fmt: skip
+def test_a_device_is_found_by_the_name_that_its_driver_prints(printed: str, device: str) -> None:
+    """What nvidia-smi says led nowhere, or to another device: A100 for an H100-SXM5-80GB and for an A800."""
+    assert load_device(printed).name == device
+
+
+def test_no_two_devices_share_a_drivers_name() -> None:
+    files = [find_profile("devices", name) for name in profile_names("devices")]
+    words = [(_product(name), file) for file in files for name in {file.stem, *_aliases(file)}]
+    assert len({each for each, _ in words}) == len(set(words))

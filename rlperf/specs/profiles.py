@@ -46,6 +46,14 @@ from rlperf.specs.reader import (
 PACKAGE = Path(__file__).resolve().parent.parent
 _GIGABYTES = re.compile(r"(\d)_?gb\b")
 """``a100_80gb`` is ``a100_80g``."""
+_SOCKET = re.compile(r"^(sxm)\d$")
+_TELLING_NOTHING = frozenset(
+    {
+        "nvidia", "geforce", "tesla", "amd", "instinct", "oam", "huawei", "intel",
+        "hbm2", "hbm2e", "hbm3", "hbm3e", "ac", "blackwell", "generation", "edition",
+    }
+)  # fmt: skip
+"""Words of drivers' names that no two devices differ in."""
 _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
 
 
@@ -102,6 +110,8 @@ def profile_names(kind: str, folder: Path | str | None = None) -> tuple[str, ...
 def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path:
     """File of a profile by name: case, spaces and hyphens do not matter; device aliases (``h100``) are followed.
 
+    A device is found by the name that its driver prints, too (``NVIDIA A100-SXM4-80GB``).
+
     Raises
     ------
     SpecError : no such name; with the nearest one that exists
@@ -116,6 +126,10 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     for spelling in (wanted, _GIGABYTES.sub(r"\1g", wanted)):
         if spelling in aliases:
             return aliases[spelling]
+    if kind == "devices":
+        products = {_product(each): path for each, path in (known | aliases).items()}
+        if found := products.get(_product(name)):
+            return found
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
     near = nearest(wanted, spelt, alike=0.7 if kind == "architectures" else 0.6)
@@ -124,6 +138,16 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     said, listed = (f", or {files}", f"; or give {files}") if files else ("", "")
     hint = f"did you mean {spelt[near]}{said}?" if near else f"`rlperf profiles list` names all {len(known)}{listed}"
     raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))
+
+
+def _product(name: str) -> frozenset[str]:
+    """The words that tell a device from others, in any order, of a profile's name or a driver's (nvidia-smi, rocm-smi).
+
+    >>> sorted(_product("NVIDIA A100-SXM4-80GB")), sorted(_product("NVIDIA H100 80GB HBM3"))
+    (['80g', 'a100', 'sxm'], ['80g', 'h100'])
+    """
+    words = (_GIGABYTES.sub(r"\1g", word) for word in key(name).split("_"))
+    return frozenset(_SOCKET.sub(r"\1", word) for word in words) - _TELLING_NOTHING
 
 
 @cache

@@ -283,6 +283,8 @@ def test_groups_over_several_boards_start_later() -> None:
     assert small[3] - small[2] == pytest.approx(2 * 16.4, rel=0.05)
     near, far = (float(collectives.all_gather_s(hw, 1e9 * 15 / 16 / (n - 1) * n, n, n)) for n in (4, 16))
     assert far == pytest.approx(near, rel=0.05)  # the same bytes over the busiest link
+    sizes = np.array([0.0, 1.0, 64.0, 1e12])  # smaller than what smoothing between protocols takes off
+    assert np.all(np.isfinite(collectives.all_gather_s(hw, sizes, 32, 32)))
     # a board's own kernel is left as timed, and nodes of eight have no board to leave
     assert float(collectives.all_reduce_s(hw, 4096, 4, 4, implementation="custom")) < 1e-5
     assert {fit.across for fit in H100.calibration.collectives} == {0.0}

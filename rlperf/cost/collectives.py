@@ -141,7 +141,8 @@ def _direct_s(
     beyond = np.maximum(size - places[-1], 0.0) * fit.across
     if beyond.any():  # steps from board to board take their time while large messages hide it
         start = min(fit.points[-1].low_fixed, fit.points[-1].fixed)
-        lower = np.where(beyond > 0, joined(lower - start, start + beyond, STEPS_OVERLAP), lower)
+        moving = np.maximum(lower - start, 0.0)
+        lower = np.where(beyond > 0, joined(moving, start + beyond, STEPS_OVERLAP), lower)
     return np.where(x > 0, lower, 0.0)
 
 

@@ -150,3 +150,19 @@ def test_errors_say_what_and_where() -> None:
     assert "12 candidates: device memory" in str(infeasible)
     assert "nearest miss: 1.2 GB too much" in str(infeasible)
     assert did_you_mean("zzz", ["alpha"]) is None
+
+
+def test_what_stands_in_another_form_is_told_in_words_of_the_file(tmp_path: Path) -> None:
+    """`tasks: {name: m}` was no "valid tuple", and a share in percent no "valid number"."""
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "architecture: Qwen3-8B\ncluster: dgx_h100\ntasks:\n  name: m\n  workload: math\n"
+        "limits: {truncated_fraction: 5 %}\nhorizon: 5\n"
+    )
+    with pytest.raises(SpecError) as refused:
+        read_spec(file, Job)
+    said = {problem.message: (problem.line, problem.suggestion) for problem in refused.value.problems}
+    assert said["tasks: a list is due"] == (3, "each entry begins with '- '")
+    assert said["horizon: fields with values are due"] == (7, "name: value")
+    (share,) = [found for message, found in said.items() if message.startswith("limits.truncated_fraction")]
+    assert share == (6, "write 0.05")

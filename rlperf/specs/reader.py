@@ -360,6 +360,12 @@ MOST_SHOWN = 80
 """Characters of a wrong value that a message repeats."""
 
 
+_LIST, _FIELDS = ("a list is due", "each entry begins with '- '"), ("fields with values are due", "name: value")
+_DUE = {"tuple_type": _LIST, "list_type": _LIST, "model_type": _FIELDS, "dict_type": _FIELDS}
+"""Pydantic's words for what stands there in another form -> what a file is to hold, and how it is written."""
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
 def problems_of(error: ValidationError, document: Document, spec: type[BaseModel]) -> list[Problem]:
     """Pydantic's errors as problems with lines, each once."""
     problems: dict[str, Problem] = {}
@@ -382,12 +388,16 @@ def problems_of(error: ValidationError, document: Document, spec: type[BaseModel
                 suggestion = f"it belongs to {' or '.join(here)}" if here else did_you_mean(word, places)
         elif item["type"] == "missing":
             message = "is missing"
+        elif item["type"] in _DUE:
+            message, suggestion = _DUE[item["type"]]
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
             given = item.get("input")
             if isinstance(given, str | int | float) and repr(given) not in message and str(given) not in message:
                 said = repr(given)
                 message += f" (given: {said if len(said) <= MOST_SHOWN else said[:MOST_SHOWN] + ' ...'})"
+            if isinstance(given, str) and (percent := _PERCENT.fullmatch(given)):
+                suggestion = f"write {float(percent[1]) / 100.0:g}"
         problem = document.problem(path, message, suggestion)
         problems.setdefault(str(problem), problem)
     return list(problems.values())

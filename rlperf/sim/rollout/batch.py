@@ -76,16 +76,15 @@ class DecodingBatch:
         self._blocks -= (whole + self._counted) // self.block
         return base + (need if need < self.tau else self.tau)
 
-    def step(self, count: int) -> None:
-        """``count`` decoding engine_steps pass."""
-        self.steps += count
-        self.tau = self.steps if self.plain else self.clock.tau(self.steps)
+    def step(self, count: int) -> bool:
+        """``count`` decoding engine_steps pass; whether an end has come that is noted.
 
-    @property
-    def due(self) -> bool:
-        """Whether the next end that is noted has come; it may be that of a request which was preempted since."""
+        It may be that of a request which was preempted since.
+        """
+        self.steps = steps = self.steps + count
+        self.tau = tau = steps if self.plain else self.clock.tau(steps)
         ends = self._ends
-        return bool(ends) and ends[0][0] <= self.tau
+        return bool(ends) and ends[0][0] <= tau
 
     def completed(self) -> list[int]:
         """Requests complete at the present clock, removed."""
@@ -129,7 +128,11 @@ class DecodingBatch:
 
     def blocks(self) -> int:
         """Blocks that the next engine_step needs, shared prefixes counted by every request."""
-        if passed := self.tau - self._counted:
+        passed = self.tau - self._counted
+        if passed == 1:
+            self._blocks += self._takers[self._counted % self.block]
+            self._counted = self.tau
+        elif passed:
             block, takers = self.block, self._takers
             periods, rest = divmod(passed, block)
             start = self._counted % block

@@ -145,9 +145,9 @@ class EventEngine:
             held, preempted = self._preempt(held)
         queue = waiting and not self.blocked and len(running) < self.max_running
         if not preempted and (queue or self.partial is not None):
-            chunks = self._admit(held)
+            chunks, held_then = self._admit(held)
             if chunks:
-                self._prefill_step(chunks)
+                self._prefill_step(chunks, held_then if self.finite else self._held())
                 return True
         if not self.chunked and held > total:
             held, preempted = self._preempt(held)
@@ -206,8 +206,8 @@ class EventEngine:
 
     # -- prefill -----------------------------------------------------------------------------------------------------
 
-    def _admit(self, held: int) -> list[tuple[int, int, int]]:
-        """Prompts of this engine_step as (trajectory, first position, tokens)."""
+    def _admit(self, held: int) -> tuple[list[tuple[int, int, int]], int]:
+        """Prompts of this engine_step as (trajectory, first position, tokens), and blocks held with them."""
         chunks: list[tuple[int, int, int]] = []
         budget = self.budget
         if self.chunked:
@@ -218,21 +218,21 @@ class EventEngine:
                 chunks.append((i, done, size))
                 budget -= size
         if not self.waiting:
-            return chunks
-        cache, waiting, finite = self.cache, self.waiting, self.finite
+            return chunks, held
+        cache, waiting, running, finite = self.cache, self.waiting, self.running, self.finite
         places = self.max_running - self.leaving
-        while waiting and budget > 0 and len(self.running) < places:
+        while waiting and budget > 0 and len(running) < places:
             i = waiting[0]
-            tokens = self.known[i]
+            tokens, turn = self.known[i], self.turn[i]
             if finite:
                 need = cache.blocks_to_admit(i, tokens)
-                if held + need + (cache.reserve if self.running else 0) > cache.total:
+                if held + need + (cache.reserve if running else 0) > cache.total:
                     self.full_cache = True
                     break
                 if cache.asked(held + need) > cache.total:
                     cache.evict(held)
                 held += need
-            hit = cache.lookup(i, self.turn[i], tokens)
+            hit = cache.lookup(i, turn, tokens)
             size = tokens - hit
             if size > budget:
                 if not self.chunked and chunks:
@@ -240,21 +240,20 @@ class EventEngine:
                 size = min(size, budget) if self.chunked else size
             waiting.popleft()
             cache.hold(i)
-            self.running[i] = None
+            running[i] = None
             self.partial_blocks += -(-tokens // cache.block)
             budget -= size
             chunks.append((i, hit, size))
             self.hit_tokens += hit
             self.looked_up += tokens
-            turn = self.turn[i]
             if self.scheduled[turn] < 0.0:
                 self.scheduled[turn] = self.now
-        if waiting and len(self.running) >= places:
+        if waiting and len(running) >= places:
             self.full_places = True
-        return chunks
+        return chunks, held
 
-    def _prefill_step(self, chunks: list[tuple[int, int, int]]) -> None:
-        """One engine_step with prefill: beside the decodes, or while they stall."""
+    def _prefill_step(self, chunks: list[tuple[int, int, int]], held: int) -> None:
+        """One engine_step with prefill, of so many blocks: beside the decodes, or while they stall."""
         batch, known, lost = self.batch, self.known, self.lost
         decoding = batch.size if self.chunked else 0
         tokens = pairs = recomputed = 0
@@ -265,7 +264,6 @@ class EventEngine:
                 recomputed += min(lost[i], start + size) - start
         keys = batch.keys() if decoding else 0
         seconds = self.seconds.mixed_s(decoding, keys, tokens, pairs, len(chunks))
-        held = self._held()
         stalled = batch.size - decoding
         self.rows.append(
             (self.now, seconds, 1, decoding, len(self.waiting), keys, tokens, pairs, len(chunks), stalled, recomputed,
@@ -276,9 +274,7 @@ class EventEngine:
         self.seen_s = self.now
         self.leaving = 0
         self.now += seconds
-        if decoding:
-            batch.step(1)
-        done = batch.completed() if decoding and batch.due else []
+        done = batch.completed() if decoding and batch.step(1) else []
         self.partial = None
         for i, start, size in chunks:
             if start + size < known[i]:
@@ -353,8 +349,7 @@ class EventEngine:
                 batch.step(count - 1)
                 cache.evict(self._held())
                 count = 1
-        batch.step(count)
-        if batch.due:
+        if batch.step(count):
             self._finish(batch.completed())
 
     def _steps_to_arrival(self, delay_s: float, most: int, fixed: float, per_key: float) -> int:
@@ -363,7 +358,10 @@ class EventEngine:
             return 1
         keys_of = self.batch.keys_of
         high = min(most, int(delay_s / (fixed + per_key * self.batch.keys())) + 1) if fixed > 0 else most
-        low = 0
+        low, stride = high - 1, 1  # contexts grow little: it is most often the first guess
+        while low > 0 and low * fixed + per_key * keys_of(low) >= delay_s:
+            high, stride = low, 2 * stride
+            low = max(high - stride, 0)
         while high - low > 1:
             middle = (low + high) // 2
             if middle * fixed + per_key * keys_of(middle) < delay_s:

@@ -212,7 +212,7 @@ def test_of_a_large_rl_step_some_replicas_tell_the_makespan(monkeypatch: pytest.
     configuration = screen(context, asked, (demand,), question.facts).configurations[0]
     whole = Judge(context, asked).evaluate(demand, configuration)
     assert {len(result.timelines) for result in whole.rollouts} == {16}
-    monkeypatch.setattr(rollout_stage, "_SERVED", rollout_stage.Served())
+    monkeypatch.setattr(rollout_stage, "_SERVED", rollout_stage.HeldRollouts())
     monkeypatch.setattr(routing, "SIMULATED_WHOLE", 2048)
     monkeypatch.setattr(routing, "SIMULATED", 1024)
     part = Judge(context, asked).evaluate(demand, configuration)

@@ -122,7 +122,7 @@ class Replicas:
 
 
 @dataclass(eq=False)
-class Served:
+class HeldRollouts:
     """Rollouts simulated last, by all that they depend on but their limits, whoever asked.
 
     Of a configuration that is tried with another trainer, in another framework or beside its defaults most are the
@@ -136,7 +136,7 @@ class Served:
         """The rollout of ``key`` under some limits, made when none that is as good is there; several threads may ask.
 
         >>> limits, roomy = EngineLimits(kv_tokens=4096, max_running=8), EngineLimits(kv_tokens=8192, max_running=16)
-        >>> cost, served = EngineStepCost(np.array([0.0]), np.zeros(1), host_s=1.0), Served()
+        >>> cost, served = EngineStepCost(np.array([0.0]), np.zeros(1), host_s=1.0), HeldRollouts()
         >>> made = lambda: simulate_rollout(Trajectories.of(4, [3, 9]), 1, cost=cost, limits=limits)
         >>> one = served.get(("a",), limits, made)
         >>> served.get(("a",), roomy, made) is one, served.get(("b",), limits, made) is one
@@ -160,7 +160,7 @@ def _runs(result: RolloutResult) -> int:
     return sum(len(timeline.segments) for timeline in result.timelines)
 
 
-_SERVED = Served()
+_SERVED = HeldRollouts()
 
 
 @dataclass(eq=False)

@@ -119,14 +119,19 @@ class BlockCache:
 
     def evict(self, held: float) -> None:
         """Give up unheld blocks, oldest first, until they fit beside ``held`` ones."""
-        excess = self.unheld_blocks + held - self.total
+        if self.unheld_blocks + held <= self.total:
+            return
+        excess = int(self.unheld_blocks + held - self.total)
         while excess > 0 and self.unheld:
             key = next(iter(self.unheld))
             left, at = (self.own_left, key) if key >= 0 else (self.prefix_left, -1 - key)
-            lost = int(min(left[at], excess))
             self.evicted = True
-            left[at] -= lost
-            self.unheld_blocks -= lost
-            excess -= lost
-            if not left[at]:
-                del self.unheld[key]
+            kept = left[at]
+            if kept > excess:
+                left[at] = kept - excess
+                self.unheld_blocks -= excess
+                return
+            left[at] = 0
+            self.unheld_blocks -= kept
+            excess -= kept
+            del self.unheld[key]

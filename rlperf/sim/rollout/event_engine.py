@@ -343,12 +343,14 @@ class EventEngine:
             self.leaving = 0
         self.rows.append((now, seconds, count, size, len(waiting), keys, 0, 0, 0, 0, 0, held * block))
         self.now = now + seconds
-        if cache.unheld_blocks or not self.full_cache:
-            most = cache.asked(held + size * (count * self.width // block + 1))
-            if most > cache.total and cache.unheld_blocks:
+        asked = held + size * (count * self.width // block + 1) + cache.unheld_blocks
+        if asked > cache.most:
+            cache.most = asked
+        if asked > cache.total and cache.unheld_blocks:
+            if count > 1:
                 batch.step(count - 1)
-                cache.evict(self._held())
-                count = 1
+                held, count = self._held(), 1
+            cache.evict(held)
         if batch.step(count):
             self._finish(batch.completed())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,9 @@ class SegmentLog:
 
     def _flush(self) -> None:
         if self.rows:
-            table = np.array(self.rows, dtype=np.float64).T
+            width = len(Segments.__dataclass_fields__)
+            values = np.fromiter(chain.from_iterable(self.rows), np.float64, width * len(self.rows))
+            table = values.reshape(-1, width).T
             columns: list[Any] = [c.astype(np.int64) if i in _COUNTS else c for i, c in enumerate(table)]
             self.parts.append(Segments(*columns))
             self.rows.clear()

@@ -269,27 +269,17 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
             software,
         )
     elif kind in ("dispatch", "dispatch_normal"):
+        own = "deepep" if kind == "dispatch" else "deepep_normal"
         for operation in ("dispatch", "combine"):
-            yield (
-                device,
-                "deepep" if kind == "dispatch" else "deepep_normal",
-                "",
-                f"{operation}@{row['node_num']}",
-                software,
-            )
+            yield device, own, "", f"{operation}@{row['node_num']}", software
     elif kind == "sparse":
         part = row.get("attn_kind") or ("reusing" if row.get("skip_indexer") == "1" else "")
         gemm = DTYPE_NAMES.get(row["gemm_dtype"], row["gemm_dtype"])
         variant = "/".join((row["model"], part, row["phase"]))
         yield device, short_kernel(kind, name, software), f"{gemm}/{row['kv_cache_dtype']}", variant, software
     elif kind == "encoder":
-        yield (
-            device,
-            software.split("-")[0],
-            DTYPE_NAMES.get(row["attn_dtype"], row["attn_dtype"]),
-            row["head_dim"],
-            software,
-        )
+        dtype = DTYPE_NAMES.get(row["attn_dtype"], row["attn_dtype"])
+        yield device, software.split("-")[0], dtype, row["head_dim"], software
     elif kind == "streams":
         yield device, short_kernel(kind, name, software), "", "", software
     else:

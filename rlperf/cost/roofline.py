@@ -165,15 +165,16 @@ L2_SHARE = 0.35
 
 
 def still_in_l2(
-    device: Device, seconds: FloatArray, moved: Array, rate: float, *, share: float = L2_SHARE
+    device: Device, seconds: FloatArray, moved: Array, rate: float, *, share: float = L2_SHARE, edge: float = 3.0
 ) -> FloatArray:
-    r"""Seconds of reads that a repeated kernel finds in L2 as far as they fit, :math:`t / (1 + e / (1 + (B / s L)^3))`.
+    r"""Seconds of reads that a repeated kernel finds in L2 as far as they fit, :math:`t / (1 + e / (1 + (B / s L)^w))`.
 
-    ``moved``: B [bytes]; ``rate``: e, extra rate of what is still there [1]; ``share``: s, of the cache L [1].
+    ``moved``: B [bytes]; ``rate``: e, extra rate of what is still there [1]; ``share``: s, of the cache L [1];
+    ``edge``: w, how sharply the cache ends [1].
     """
     if rate <= 0.0 or not device.l2_cache:
         return seconds
-    return seconds / (1.0 + rate / (1.0 + (as_float(moved) / (share * device.l2_cache)) ** 3))
+    return seconds / (1.0 + rate / (1.0 + (as_float(moved) / (share * device.l2_cache)) ** edge))
 
 
 def joined(first: FloatArray, second: FloatArray, exponent: float) -> FloatArray:

@@ -133,3 +133,14 @@ def test_numbers_that_nothing_can_be_made_of_have_no_repair(
     assert ", ".join(found.run.wrong) == said
     assert framework == "trl" or in_keys(found, [(ref("trainer.microbatch"), 2)]) is None
     audit(found, cluster="dgx_h100", plan=False, predict=False)
+
+
+def test_scripts_of_the_fully_asynchronous_recipe_are_of_a_release_that_knows_their_keys(tmp_path: Path) -> None:
+    """All of the recipe's published scripts state ``use_rollout_log_probs``, which no release was known to take."""
+    said = " ".join(f"async_training.{key}" for key in (
+        "staleness_threshold=0.5", "trigger_parameter_sync_step=4", "require_batches=4", "partial_rollout=True",
+        "use_rollout_log_probs=True", "checkpoint_engine.enable=True"))  # fmt: skip
+    model = "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B actor_rollout_ref.hybrid_engine=False rollout.nnodes=1"
+    (tmp_path / "run.sh").write_text(f"python -m recipe.fully_async_policy.fully_async_main {model} {said}\n")
+    read = import_config([tmp_path / "run.sh"])
+    assert (read.target.version, read.unknown, read.run.mode) == ("0.7", (), "async")

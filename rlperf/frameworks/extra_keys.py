@@ -34,6 +34,12 @@ _VERL_ASYNC: tuple[tuple[str, object, str, str], ...] = (
     ("async_training.trigger_parameter_sync_step", 4, "0.7-", "int"),
     ("async_training.require_batches", 1, "0.7-", "int"),
     ("async_training.partial_rollout", True, "0.7-", "bool"),
+    # of the recipe as it first was (recipe/fully_async_policy; recalled): what its published scripts still state
+    ("async_training.use_rollout_log_probs", True, "0.7-0.7", "bool"),
+    ("async_training.compute_prox_log_prob", False, "0.7-0.7", "bool"),
+    ("async_training.checkpoint_engine.enable", True, "0.7-0.7", "bool"),
+    ("async_training.checkpoint_engine.overlap_broadcast_and_consume", False, "0.7-0.7", "bool"),
+    ("async_training.checkpoint_engine.device_buffer_size_M", 4096, "0.7-0.7", "int"),
     ("async_training.use_trainer_do_validate", False, "0.7-", "bool"),
     ("async_training.use_dynamic_resource_scheduling", False, "0.9-", "bool"),
     ("async_training.dynamic_schedule_policy", "default", "0.9-", "str"),

@@ -52,6 +52,11 @@ def is_async_recipe(source: Source) -> bool:
     )
 
 
+def _is_fully(source: Source) -> bool:
+    """Whether the fully asynchronous recipe is named, whose base states no batch: ``train_batch_size: 0``."""
+    return any("fully_async" in name for name in (source.entry, *source.bases))
+
+
 def read_trainer(flat: Flat, trainer: TrainerRun) -> TrainerRun:
     """Offload, parking and token budgets in the words of a plan."""
     # What is parked between the phases is back on the device while training.
@@ -159,7 +164,7 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
     recipe = is_async_recipe(source)
     v1 = str(flat.get("trainer.v1.trainer_mode") or "sync")
     own = R if v1 == "separate_async" else "rollout." if recipe else ""
-    fully = recipe and flat.get("data.train_batch_size") == 0
+    fully = recipe and (_is_fully(source) or flat.get("data.train_batch_size") == 0)
     rollout = trainer
     if own:
         own_gpus = int(flat.get(own + "n_gpus_per_node") or per_node)

@@ -155,7 +155,7 @@ def _even_partitions(table: FloatArray, parts: int, *, equal_size: bool = False)
     return _balanced(table.tobytes(), parts, equal_size)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _balanced(lengths: bytes, parts: int, equal_size: bool) -> list[IntArray]:
     """Remembered by value: whatever else is tried of a configuration, its sequences stay the same."""
     return balanced_partitions(np.frombuffer(lengths), parts, equal_size=equal_size)

@@ -131,6 +131,7 @@ class HeldRollouts:
 
     most: int = 2_000_000
     _held: dict[Key, list[Within[RolloutResult]]] = field(default_factory=dict)
+    _runs: dict[Key, int] = field(default_factory=dict)
 
     def get(self, key: Key, limits: EngineLimits, make: Callable[[], RolloutResult]) -> RolloutResult:
         """The rollout of ``key`` under some limits, made when none that is as good is there; several threads may ask.
@@ -148,16 +149,15 @@ class HeldRollouts:
             return known
         found = make()
         tried.append(Within.of(limits, found, (found,)))
-        runs = {of: sum(_runs(each.found) for each in own) for of, own in [*self._held.items()]}
-        while sum(runs.values()) > self.most and len(runs) > 1:
-            oldest = next(iter(runs))
+        own = sum(len(timeline.segments) for timeline in found.timelines)
+        self._runs[key] = self._runs.get(key, 0) + own
+        excess = sum([*self._runs.values()]) - self.most
+        for oldest in [*self._held]:
+            if excess <= 0 or oldest == key:
+                break
             self._held.pop(oldest, None)
-            del runs[oldest]
+            excess -= self._runs.pop(oldest, 0)
         return found
-
-
-def _runs(result: RolloutResult) -> int:
-    return sum(len(timeline.segments) for timeline in result.timelines)
 
 
 _SERVED = HeldRollouts()

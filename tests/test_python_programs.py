@@ -68,3 +68,18 @@ def test_other_programs_are_refused_with_what_to_name(text: str, message: str, t
     program.write_text(text)
     with pytest.raises(SpecError, match=message):
         import_config([program])
+
+
+def test_a_program_without_an_engine_says_so_and_whose_model_it_is_asks_for_its_name(tmp_path: Path) -> None:
+    """TRL generates by transformers unless it is told otherwise: it was predicted on vLLM, or beside a server's GPUs."""
+    program = tmp_path / "train.py"
+    for engine in ("", ", use_vllm=True, vllm_mode='colocate'"):
+        program.write_text(
+            f"from trl import GRPOConfig, GRPOTrainer\nargs = GRPOConfig(output_dir='x', num_generations=8{engine})\n"
+            "trainer = GRPOTrainer(model=model, reward_funcs=f, args=args, train_dataset=d)\n"
+        )
+        found = audit(import_config([program], "trl==0.27"), plan=False)
+        assert (found.imported.run.mode, found.imported.run.devices) == ("colocated", 8)
+        rules = {each.key: each.severity for each in found.findings if each.rule == "generates_itself"}
+        assert rules == ({} if engine else {"use_vllm": "warning"})
+        assert any("its model is not named (--architecture" in note for note in found.notes)

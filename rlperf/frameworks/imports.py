@@ -267,6 +267,8 @@ def job_of(
         raise SpecError([Problem(f"{key} is mandatory and not stated") for key in imported.run.missing])
     if imported.run.wrong:
         raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
+    if imported.run.architecture in ("", "None"):  # made by a program, or left to its default
+        raise SpecError(Problem("its model is not named", suggestion="--architecture NAME, or its config.json"))
     run = replace(imported.run, architecture=architecture_at(imported.run.architecture))
     if run.critic_devices and run.traits.shares_devices and run.rollout.devices != run.trainer.devices:
         words = f"engines on {run.rollout.devices} devices take turns with the trainer and with its critic"

@@ -353,6 +353,8 @@ class TrlFacts:
 
     generated: int
     both_generation_keys: bool
+    serves: bool
+    """An engine generates, not transformers."""
 
 
 def _world(source: Source) -> int:
@@ -386,7 +388,8 @@ def _read_batch(run: Run, flat: Flat, source: Source) -> Run:
         mini_batch=max(forward * accumulation // batch.group_size, 1),
         max_prompt_tokens=int(stated) if stated else context - response if context and context > response else 1024,
     )
-    return replace(run, batch=batch, facts=TrlFacts(generated, bool(flat.get("generation_batch_size")) and bool(steps)))
+    both = bool(flat.get("generation_batch_size")) and bool(steps)
+    return replace(run, batch=batch, facts=TrlFacts(generated, both, serves=bool(flat.get("use_vllm"))))
 
 
 _SERVED = ("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization")
@@ -395,7 +398,8 @@ _SERVED = ("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization
 
 def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
     """Devices, mode, algorithm and trainer; ZeRO stands in the accelerate config."""
-    world, colocated = _world(source), flat.get("vllm_mode") != "server"
+    # without vLLM the trainer's own GPUs generate, whatever the mode of a server that is not asked
+    world, colocated = _world(source), not flat.get("use_vllm") or flat.get("vllm_mode") != "server"
     server = {name: source.launcher.get(f"vllm-serve.{name}") for name in _SERVED}
     launched = not colocated and any(value is not None for value in server.values())
     width = int(server["tensor_parallel_size"] or 1) if launched else run.rollout.tensor_parallel

@@ -411,3 +411,23 @@ def test_answers_by_a_function_of_ones_own_have_turns(words: str, tmp_path: Path
     for given, workload in (("", "math"), (flag, "tool_use")):
         (tmp_path / "run.sh").write_text(words.format(given) + "\n")
         assert usual_workload(import_config([tmp_path / "run.sh"]))[0] == workload
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 4",
+        "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.train_files=x",
+        "python3 -m verl.trainer.main_generation trainer.nnodes=1",
+        "python3 -m openrlhf.cli.train_rm --pretrain Qwen3-8B --train_batch_size 256",
+        "uv run examples/run_dpo.py policy.model_name=Qwen/Qwen3-8B",
+        "python3 train_async.py --loss-type sft_loss --hf-checkpoint /ckpt/Qwen3-8B --rollout-batch-size 128",
+    ],
+)
+def test_a_program_that_does_not_train_on_its_rollouts_is_refused(command: str, tmp_path: Path) -> None:
+    """Fine-tuning and reward models were predicted as GRPO at its defaults, and passed."""
+    (tmp_path / "run.sh").write_text(command + "\n")
+    with pytest.raises(SpecError, match="does not train on what it rolls out"):
+        import_config([tmp_path / "run.sh"])
+    (tmp_path / "run.sh").write_text(f"{command}\ntrl grpo --model_name_or_path Qwen/Qwen2.5-0.5B --use_vllm true\n")
+    assert import_config([tmp_path / "run.sh"]).adapter.name == "trl"

@@ -71,7 +71,7 @@ def test_other_programs_are_refused_with_what_to_name(text: str, message: str, t
 
 
 def test_a_program_without_an_engine_says_so_and_whose_model_it_is_asks_for_its_name(tmp_path: Path) -> None:
-    """TRL generates by transformers unless it is told otherwise: it was predicted on vLLM, or beside a server's GPUs."""
+    """TRL generates by transformers unless told otherwise: it was predicted on vLLM, or beside a server's GPUs."""
     program = tmp_path / "train.py"
     for engine in ("", ", use_vllm=True, vllm_mode='colocate'"):
         program.write_text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -36,6 +37,18 @@ class Limitation:
 
     def __str__(self) -> str:
         return f"{self.asked}: cannot be expressed; nearest: {self.nearest}; {self.loss}"
+
+
+_NO_ROLLOUT = frozenset({"sft", "dpo", "kto", "orpo", "rm", "reward", "generation", "eval"})
+
+
+def is_other_program(entry: str) -> bool:
+    """Whether a program trains on answers that are given (or a scorer), or trains nothing, by the words of its name.
+
+    >>> [is_other_program(name) for name in ("verl.trainer.fsdp_sft_trainer", "examples/run_dpo.py", "trl grpo")]
+    [True, True, False]
+    """
+    return not _NO_ROLLOUT.isdisjoint(re.split(r"[._\s]+", entry.rpartition("/")[2].lower()))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import Adapter, Source, framework_facts, read_run
+from rlperf.frameworks.adapter import Adapter, Source, framework_facts, is_other_program, read_run
 from rlperf.frameworks.fields import MANDATORY, Target
 from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
@@ -108,6 +108,7 @@ def import_config(paths: Sequence[Path | str], framework: str | None = None) -> 
 def understand(source: Source, framework: str | None = None, file: str = "") -> Imported:
     """A source as a framework's configuration."""
     name, version = split_name(framework) if framework else (None, None)
+    _rolls_out(source, file)
     adapter = adapter_of(name) if name else detect(source, file)
     version = version or newest_version(adapter, source)
     target = adapter.target(source, version)
@@ -125,6 +126,15 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     known = tuple(each for each in unknown if each not in unread)
     run = replace(run, scorers=scorers)
     return Imported(adapter, target, source, run, understood | read, known, illegal, unread)
+
+
+def _rolls_out(source: Source, file: str) -> None:
+    """A `SpecError` where another program of a framework runs: its keys would be read as those of a GRPO."""
+    other = is_other_program(source.entry)
+    if other or source.keys.get("loss-type") == "sft_loss":
+        program = source.entry if other else f"{source.entry} --loss-type sft_loss"
+        hint = "rlperf predicts those that do: verl.trainer.main_ppo, openrlhf.cli.train_ppo_ray, trl grpo ..."
+        raise SpecError(Problem(f"{program} does not train on what it rolls out", file, suggestion=hint))
 
 
 def other_trainers(run: Run) -> tuple[str, ...]:

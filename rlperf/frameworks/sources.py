@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import Source
+from rlperf.frameworks.adapter import Source, is_other_program
 from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.python_script import makes_configuration, read_python
 from rlperf.frameworks.registry import FRAMEWORKS
@@ -214,8 +214,9 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
             gathered.launcher |= _served(words)
         settings = sum(word.text.startswith("--") or bool(_OVERRIDE.match(word.text)) for word in words)
         launches = not _serves(words) and any(_is_entry(word.text) for word in words)
-        if settings + 100 * launches > score:
-            best, score = words, settings + 100 * launches
+        told = (settings + 100 * launches) * (1 if _is_other(words) else 1000)  # warm-ups beside it are left alone
+        if told > score:
+            best, score = words, told
             asks = dict.fromkeys([*command.asks, *(ask for word in _launched(words) for ask in word.asks)])
     if score == 0:
         raise SpecError(Problem("no command in it starts a framework with settings", str(path)))
@@ -260,6 +261,12 @@ def _module_at(words: Sequence[Word]) -> int | None:
         if word.text == "-m" and index and (module or "python" in words[index - 1].text):
             return index + 1
     return None
+
+
+def _is_other(words: Sequence[Word]) -> bool:
+    """Whether a command runs a program that does not train on what it rolls out."""
+    named = [after.text for first, after in pairwise(words) if first.text in ("trl", "-m", "--loss-type")]
+    return any(map(is_other_program, [*named, *(word.text for word in words if _is_entry(word.text))]))
 
 
 def _is_entry(text: str) -> bool:

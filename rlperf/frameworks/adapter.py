@@ -40,15 +40,17 @@ class Limitation:
 
 
 _NO_ROLLOUT = frozenset({"sft", "dpo", "kto", "orpo", "rm", "reward", "generation", "eval"})
+_ROLLS_OUT = frozenset({"grpo", "ppo", "dapo", "rloo", "rl"})
 
 
 def is_other_program(entry: str) -> bool:
     """Whether a program trains on answers that are given (or a scorer), or trains nothing, by the words of its name.
 
-    >>> [is_other_program(name) for name in ("verl.trainer.fsdp_sft_trainer", "examples/run_dpo.py", "trl grpo")]
+    >>> [is_other_program(name) for name in ("verl.trainer.fsdp_sft_trainer", "examples/run_dpo.py", "run_grpo_rm.py")]
     [True, True, False]
     """
-    return not _NO_ROLLOUT.isdisjoint(re.split(r"[._\s]+", entry.rpartition("/")[2].lower()))
+    words = {*re.split(r"[._\s]+", entry.rpartition("/")[2].lower())}
+    return bool(words & _NO_ROLLOUT) and not words & _ROLLS_OUT
 
 
 @dataclass(frozen=True)

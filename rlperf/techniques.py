@@ -137,7 +137,8 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "DeepEP in engines", "rollout", lambda _: {ROLLOUT + "expert_dispatch": "deepep"}, "rollout.expert_dispatch",
-        "its kernels, decodes on one to eight nodes of H100", "prompts are sent as decodes are",
+        "its kernels for decodes and prompts, on one to eight nodes of H100",
+        "other devices across nodes; the faster kernel is taken",
     ),
     Technique(
         "DeepEP in training", "training", lambda _: {TRAINER + "expert_dispatch": "deepep"}, "trainer.expert_dispatch",

@@ -588,11 +588,18 @@ def test_a_batch_that_is_trained_on_several_times_is_told_of(
         assert [f"takes {times} times" in each for each in told] == [True] * (times > 1)
 
 
-def test_the_second_rollout_of_remax_is_told_of(tmp_path: Path) -> None:
-    for estimator in ("grpo", "remax"):
+@pytest.mark.parametrize(
+    ("key", "usual", "told"),
+    [
+        ("algorithm.adv_estimator", "grpo", "remax"),  # a second rollout, greedy
+        ("actor_rollout_ref.rollout.ignore_eos", "False", "True"),
+        ("trainer.balance_batch", "True", "False"),
+    ],
+)
+def test_work_of_verl_that_is_not_counted_is_told_of(key: str, usual: str, told: str, tmp_path: Path) -> None:
+    for value in (usual, told):
         (tmp_path / "run.sh").write_text(
-            "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
-            f"algorithm.adv_estimator={estimator}\n"
+            f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B {key}={value}\n"
         )
         found = audit(import_config([tmp_path / "run.sh"]), plan=False, predict=False).findings
-        assert any(each.key == "algorithm.adv_estimator" for each in found) is (estimator == "remax")
+        assert any(each.key == key and each.rule == "uncounted" for each in found) is (value == told)

@@ -70,7 +70,7 @@ BESIDE: dict[str, dict[str, tuple[tuple[object, ...], str, str]]] = {
         f"{_APART}.decode_tensor_model_parallel_size": (
             tuple(range(1, 65)), "", "gives engines that write a tensor parallel of their own, where it is on"
         ),
-        "actor_rollout_ref.rollout.ignore_eos": ((True,), "", "has every response run to its limit, whatever lengths say"),
+        "actor_rollout_ref.rollout.ignore_eos": ((True,), "", "has every response run to its limit"),
         "trainer.balance_batch": ((False,), "", "leaves ranks with unequal tokens, where they are evened out"),
         "algorithm.adv_estimator": (("remax",), "", "has a greedy answer to every prompt generated after the samples"),
     },

@@ -66,11 +66,11 @@ def audit_config(
     imported = with_architecture(import_config(listed(config), framework), architecture)
     facts = framework_facts(imported.adapter.name, imported.target.version)
     steps, ended = _load_log(log)
-    steps = steps and same_framework(steps, imported.adapter.name).by_rl_step(imported.run.batch.updates)
+    steps = steps and same_framework(steps, imported.adapter.name).by_rl_step(imported.run.updates)
     with TemporaryDirectory(prefix="rlperf-") as scratch:
         if rollouts is not None:
             cap = imported.run.batch.max_response_tokens or 1 << 40
-            updates = imported.run.batch.updates
+            updates = imported.run.updates
             table = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap, updates=updates)
             workload = str(write_workload(table, Path(scratch) / "lengths.json"))
         folder = folder_of(listed(config)[0])
@@ -150,7 +150,7 @@ def calibrate_logs(
     again = [each.backend for each in context.trainers if logs_of(each.framework) == (steps.digest,)]
     context = before_any_log(context, folder_of(path), again)  # asked again: no step counts twice
     cap = max(asked.tasks[0].max_response_tokens)
-    updates, lengths = context.tasks[0].batches[0].updates, None
+    updates, lengths = context.tasks[0].batches[0].updates * context.site.epochs, None
     if rollouts is not None:
         lengths = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap, updates=updates)
     fit = fit_log(context, steps, lengths, warm_up=warm_up)

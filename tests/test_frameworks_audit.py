@@ -567,28 +567,6 @@ def test_the_cache_of_what_cannot_be_laid_out_is_of_the_weights_that_it_serves(
 
 
 @pytest.mark.parametrize(
-    ("framework", "words", "key"),
-    [
-        ("verl==0.9", "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B {}={}",
-         "actor_rollout_ref.actor.ppo_epochs"),
-        ("openrlhf==0.9", "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-8B --vllm_num_engines 8 --{} {}",
-         "max_epochs"),
-        ("skyrl", "python -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen3-8B {}={}",
-         "trainer.update_epochs_per_batch"),
-    ],
-)  # fmt: skip
-def test_a_batch_that_is_trained_on_several_times_is_told_of(
-    framework: str, words: str, key: str, tmp_path: Path
-) -> None:
-    """Epochs over a batch multiply training; they were read as one, without a word."""
-    for times in (1, 4):
-        (tmp_path / "run.sh").write_text(words.format(key, times) + "\n")
-        found = audit(import_config([tmp_path / "run.sh"], framework), plan=False, predict=False).findings
-        told = [each.message for each in found if each.key == key and each.rule == "uncounted"]
-        assert [f"takes {times} times" in each for each in told] == [True] * (times > 1)
-
-
-@pytest.mark.parametrize(
     ("key", "usual", "told"),
     [
         ("algorithm.adv_estimator", "grpo", "remax"),  # a second rollout, greedy

@@ -88,11 +88,6 @@ BESIDE: dict[str, dict[str, tuple[tuple[object, ...], str, str]]] = {
     },
 }  # fmt: skip
 """Keys that change the work in a way that is not counted: at which values, unless which key has another, and how."""
-EPOCHS = {
-    "verl": "actor_rollout_ref.actor.ppo_epochs", "openrlhf": "train.max_epochs max_epochs", "trl": "num_iterations",
-    "skyrl": "trainer.update_epochs_per_batch", "rlinf": "algorithm.update_epoch", "nemo_rl": "ppo.ppo_epochs",
-}  # fmt: skip
-"""Keys that say how often a batch is trained on, which is predicted once."""
 _RANK = {"error": 0, "warning": 1, "hint": 2}
 
 
@@ -331,10 +326,6 @@ def _key_findings(imported: Imported) -> list[Finding]:
         if keys.get(key) in values and keys.get(unless) in (None, *values):
             message = f"{why}, which is not counted"
             found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
-    for key in EPOCHS.get(imported.adapter.name, "").split():
-        if isinstance(times := keys.get(key), int) and times > 1:
-            message = f"trains on every batch {times} times: training is predicted once, and takes {times} times that"
-            found.append(Finding("warning", key, message, "", "never", imported.where(key), rule="uncounted"))
     for key, (refused, why) in misled(imported.adapter.name, keys, run.scorers).items():
         when = "launch" if refused else "never"
         where = imported.where(key)

@@ -70,6 +70,7 @@ FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.parked", "ds.enable_sleep"),
     field("trainer.packing", "ds.packing_samples packing_samples", note="sequences packed without padding"),
     field("trainer.lora_rank", "ds.lora.rank lora_rank", LORA_RANK),
+    field("trainer.epochs", "train.max_epochs max_epochs", note="times that a batch is trained on"),
     field("trainer.dynamic", "train.dynamic_batch_enable use_dynamic_batch"),
     field("trainer.token_budget", "train.max_tokens_per_gpu train_max_tokens_per_gpu", _TOKENS),
     field("trainer.scoring_token_budget", "rollout.max_tokens_per_gpu rollout_max_tokens_per_gpu", _TOKENS),

@@ -74,6 +74,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.microbatch", A + "training_batch_size_per_gpu", note="samples"),
     field("trainer.scoring_microbatch", A + "logprob_forward_micro_batch_size", note="samples"),
     field("trainer.packing", M + "variable_seq_lengths", note="without padding"),
+    field("trainer.epochs", "algorithm.update_epoch", note="times that a batch is trained on"),
     field("trainer.zero_stage", F + "reshard_after_forward", _RESHARD, "under strategy: fsdp2", backend="fsdp2"),
     field("trainer.checkpointing", F + "gradient_checkpointing", backend="fsdp2"),
     field("trainer.offload_all", F + "cpu_offload", note="parameters and optimizer on the host", backend="fsdp2"),

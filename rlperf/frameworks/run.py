@@ -253,6 +253,11 @@ class Run:
     wrong: tuple[str, ...] = ()
 
     @property
+    def updates(self) -> int:
+        """Optimizer updates of one rl_step, of every pass over its batch."""
+        return self.batch.updates * (self.trainer.epochs or 1)
+
+    @property
     def traits(self) -> ModeTraits:
         """What the run's mode is."""
         return MODES[self.mode]

@@ -56,7 +56,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
     )
     scored = job.old_policy
     if scored is None:  # modes differ in it
-        scored = usual(job.framework, phase.mode, trainer.settings.backend, run.batch.updates, folder)
+        scored = usual(job.framework, phase.mode, trainer.settings.backend, run.updates, folder)
     return replace(run, old_policy=scored)
 
 
@@ -224,7 +224,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         run,
         devices=devices,
         nodes=-(-devices // devices_per_node),
-        old_policy=usual(job.framework, mode, backend, batch.updates, folder) if scored is None else scored,
+        old_policy=usual(job.framework, mode, backend, run.updates, folder) if scored is None else scored,
         trainer=run.trainer.having(backend=backend),
         rollout=run.rollout.having(backend=run.rollout.backend or job.engine),
     ).completed()
@@ -280,7 +280,7 @@ def to_job(
     ahead = run.staleness or run.traits.least_staleness
     if batch.over_provision > 1.0:  # what goes on in the next rl_step is trained on a version late
         ahead = max(ahead, 1)
-    as_usual = run.old_policy == usual(framework, run.mode, run.trainer.backend, batch.updates)
+    as_usual = run.old_policy == usual(framework, run.mode, run.trainer.backend, run.updates)
     return Job.model_validate(
         {
             "name": name,

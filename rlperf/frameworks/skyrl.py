@@ -122,6 +122,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.turn_samples", _STEPS, _WISE, "every turn is a sample"),
     field("trainer.chunked_loss", T + "fused_lm_head_logprob", note="no full logits tensor", backend="megatron"),
     field("trainer.lora_rank", P + "model.lora.rank", LORA_RANK),
+    field("trainer.epochs", T + "update_epochs_per_batch", note="times that a batch is trained on"),
     field("trainer.packing", f"{T}remove_microbatch_padding {T}use_sample_packing", note="packed, without padding"),
     field("trainer.token_budget", T + "max_tokens_per_microbatch", _BUDGET, "tokens of a rank; -1: samples"),
     field("trainer.microbatch", T + "micro_train_batch_size_per_gpu", note="samples"),

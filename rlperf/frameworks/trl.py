@@ -51,6 +51,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.generation_steps", "steps_per_generation", note="forwards per rollout"),
     field("trainer.activation_recompute", "gradient_checkpointing", CHECKPOINTING),
     field("trainer.lora_rank", "lora_r"),
+    field("trainer.epochs", "num_iterations", note="times that a batch is trained on"),
     field("trainer.chunked_loss", "use_liger_kernel", note="no full logits tensor"),
     field("rollout.tensor_parallel", "vllm_tensor_parallel_size"),
     field("rollout.memory_fraction", "vllm_gpu_memory_utilization"),
@@ -237,7 +238,7 @@ def _names(run: Run) -> list[Setting]:
 
 def _mode(run: Run) -> list[Setting]:
     settings = [Setting("use_vllm", True)]
-    if run.old_policy is False and run.batch.updates == 1:
+    if run.old_policy is False and run.updates == 1:
         settings.append(Setting("vllm_importance_sampling_correction", False, "else the old policy is scored"))
     settings.append(Setting("max_prompt_length", run.batch.max_prompt_tokens))
     settings.append(Setting("vllm_mode", "colocate" if run.traits.shares_devices else "server"))
@@ -254,7 +255,8 @@ def _algorithm(run: Run) -> list[Setting]:
     if run.algorithm == "dapo":
         settings.append(Setting("epsilon_high", 0.28))
     if run.rl_steps:
-        updates, through = run.batch.updates, run.through(lambda batch: batch.updates)
+        updates = run.updates
+        through = run.through(lambda batch: batch.updates) * updates // run.batch.updates
         settings.append(Setting("max_steps", through, "optimizer updates through this phase's last rl_step"))
         each = gcd(through, (run.checkpoint_every or run.rl_steps) * updates)
         settings.append(Setting("save_steps", each, "and at the end of the phase"))
@@ -419,8 +421,7 @@ def _read_rest(run: Run, flat: Flat, source: Source) -> Run:
         algorithm="dapo" if flat.get("loss_type") == "dapo" and source.keys.get("epsilon_high") else "grpo",
         reference=float(flat.get("beta") or 0) > 0,
         # grpo_trainer.py:2561: one update alone, and no correction of the engine's log-probs, on by default
-        old_policy=bool(flat.get("use_vllm") and flat.get("vllm_importance_sampling_correction"))
-        or run.batch.updates > 1,
+        old_policy=bool(flat.get("use_vllm") and flat.get("vllm_importance_sampling_correction")) or run.updates > 1,
         mode=mode_of_staleness(0, shares_devices=colocated),
         staleness=0,
         devices=world + served,

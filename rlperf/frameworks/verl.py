@@ -187,6 +187,7 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.compute_dtype", G + "dtype", COMPUTE_DTYPE, backend="megatron"),
     *elsewhere("trainer.parked", "param_offload, optimizer_offload"),
     field("trainer.packing", M + "use_remove_padding", note="sequences packed without padding"),
+    field("trainer.epochs", A + "ppo_epochs", note="times that a batch is trained on"),
     field("trainer.lora_rank", M + "lora_rank", LORA_RANK, backend="fsdp2"),
     field("trainer.lora_rank", M + "lora.rank", LORA_RANK, "lora_rank is FSDP's", backend="megatron"),
     field("trainer.whole_gradients", F + NO_SYNC, note="0.9.1", backend="fsdp2"),

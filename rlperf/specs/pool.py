@@ -251,6 +251,7 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
         "trainer", "stated", None, "1", "rank of adapters; default: all weights are trained"
     )
     lora_jobs: Count = _is("trainer", "stated", 1, "jobs", "whose adapters are trained side by side on one base")
+    epochs: Count = _is("trainer", "stated", 1, "times", "that every batch is trained on")
     parked: Switch = _is(
         "trainer", "searched", False, "", "trainer states wait in host memory while a colocated engine runs"
     )

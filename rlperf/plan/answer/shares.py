@@ -91,11 +91,11 @@ def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
     cost, demand = evaluation.training, evaluation.demand
     count = len(demand.tables)
     trained = sum(float(demand.lengths(index).sum()) for index in range(count)) / count
-    tokens = trained / evaluation.configuration.pool("trainer").devices
+    tokens = context.site.epochs * trained / evaluation.configuration.pool("trainer").devices
     ideal = 2.0 * active_parameters(task.architecture) * tokens / sheet_flop_per_s(context.hardware, "bf16")
     light = {"forward_s": ideal, "backward_s": 2.0 * ideal}
     rows = [
-        (words, _mean_step(cost, name, demand.batch.updates), bound, light.get(name, 0.0))
+        (words, _mean_step(cost, name, demand.batch.updates * context.site.epochs), bound, light.get(name, 0.0))
         for name, words, bound in TRAINING_PARTS
     ]
     rest = float(evaluation.trainer.training_s.mean()) - sum(seconds for _, seconds, _, _ in rows)

@@ -154,6 +154,7 @@ class Context:
             settings.turn_samples and not settings.shared_prefix,
             apart,
             self.policy_moves,
+            settings.epochs,
         )
 
     @property

@@ -26,15 +26,16 @@ class TrainerStack:
     framework: FrameworkCalibration
     keys: str
 
-    def scoring_passes(self, roles: tuple[Role, ...], updates: int, old_policy: bool | None = None) -> int:
+    def scoring_passes(self, site: Site, updates: int) -> int:
         """Forward passes per rl_step on the trainer's devices: old policy, reference, and the critic's values for PPO.
 
-        ``old_policy``: whether the old policy is scored, where that is stated; else the framework's rule.
+        Whether the old policy is scored says the site; else the framework's rule for so many ``updates`` of one pass
+        over the batch.
         """
         rule = self.framework.old_policy_pass
-        ruled = rule == "always" or (rule == "off_policy" and updates > 1)
-        old = ruled if old_policy is None else old_policy
-        return int(old) + ("reference" in roles) + ("critic" in roles)
+        ruled = rule == "always" or (rule == "off_policy" and updates * site.epochs > 1)
+        old = ruled if site.old_policy is None else site.old_policy
+        return int(old) + ("reference" in site.roles) + ("critic" in site.roles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class Site:
     trained_draft : method of the draft head that is trained with the policy; None where none is
     critic_apart : a critic has devices of its own, and is none of ``roles``
     policy_moves : the engine's model is trained, so that a draft head that is not falls behind it
+    epochs : times that a batch is trained on [1]
     """
 
     hardware: Hardware
@@ -72,6 +74,7 @@ class Site:
     turn_samples: bool = False
     critic_apart: bool = False
     policy_moves: bool = True
+    epochs: int = 1
 
     @property
     def critic(self) -> Site:

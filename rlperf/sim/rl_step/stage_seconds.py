@@ -182,7 +182,7 @@ def _framework_seconds(
     framework, colocated = each.framework, MODES[mode].shares_devices
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
-    passes = each.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
+    passes = each.scoring_passes(site, demand.batch.updates_of_a_job)
     passes += site.critic_apart  # its values come back as those of a critic on the trainer's devices
     shape = batch_shape(site.trained(demand), architecture, passes, fields)
     if site.router_replay != "none":

@@ -78,7 +78,7 @@ def trainer_bytes(
         by_tokens = most_scored_tokens(settings, stack.framework, demand.batch.longest_tokens) or budget
     count = settings.scoring_microbatch or layout.microbatch
     scored = full_microbatches(demand, settings, by_tokens, count, of_rank)
-    passes = stack.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
+    passes = stack.scoring_passes(site, demand.batch.updates_of_a_job)
     more = scored.tokens > trained.tokens
     if np.any(more) and (passes or copies > 1):
         scoring = trainer_memory(architecture, hardware, calibration, layout, scored, options, forward_only=True)

@@ -117,7 +117,8 @@ def updated(
     framework, hardware = stack.framework, site.hardware
     options = _options(site, stack, layout, settings)
     seen = TowerWork(demand.images_per_token * batches.tokens, demand.patches(architecture))
-    update = _update(site, stack, architecture, demand.batch.updates, layout, batches, options, seen)
+    updates = demand.batch.updates * site.epochs
+    update = _update(site, stack, architecture, updates, layout, batches, options, seen)
     if settings.optimizer == "muon":
         orthogonal = muon_s(architecture, hardware, stack.calibration, layout)
         update = replace(update, optimizer_s=update.optimizer_s + orthogonal)
@@ -159,7 +160,7 @@ def scored_once(
     framework, options = stack.framework, _options(site, stack, layout, settings)
     read = TowerWork(demand.images_per_token * scored.tokens, demand.patches(architecture))
     one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
-    passes = stack.scoring_passes(site.roles, demand.batch.updates_of_a_job, site.old_policy)
+    passes = stack.scoring_passes(site, demand.batch.updates_of_a_job)
     reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
     # a reference apart is not fetched so; under LoRA it is the policy without its adapters
     fetched = 1.0 if settings.lora_rank else 1.0 - reference
@@ -221,7 +222,8 @@ def closed_training(
     update, scoring = trainer_cuts(stack, demand, layout, settings, budget)
     where = site, stack, architecture, demand, layout, settings
     one, scored = updated(*where, update.closed(demand)), scored_once(*where, scoring.closed(demand))
-    return one.each_s * demand.batch.updates * site.networks, scored.each_s * scored.passes, one.cost
+    updates = demand.batch.updates * site.epochs
+    return one.each_s * updates * site.networks, scored.each_s * scored.passes, one.cost
 
 
 def simulated_training(
@@ -233,7 +235,7 @@ def simulated_training(
     batches = known.of(trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))[0], demand)
     one = updated(site, stack, architecture, demand, layout, settings, batches)
     count, updates = len(demand.tables), demand.batch.updates
-    return one.each_s.reshape(count, updates).sum(axis=1) * site.networks, one
+    return one.each_s.reshape(count, updates).sum(axis=1) * site.epochs * site.networks, one
 
 
 def simulated_scoring(

@@ -71,7 +71,7 @@ def test_scans_of_devices_left_out(measured_data: Path) -> None:
     found = _lines(measured_data / "kernels" / "gdn.csv")
     prompts = {group: line.left_out for (metric, group), line in found.items() if "context" in metric}
     assert prompts[ALL].median < 12.0 and prompts[ALL].mean < 16.0
-    # half the bandwidth at three quarters of the peak: by the peak alone 36 and 38 % off, split by a judged share 20 and 12
+    # half the bandwidth at three quarters of the peak: by the peak alone 36 and 38 % off, by a judged share 20 and 12
     assert prompts["l40s"].median < 18.0 and prompts["rtx_pro_6000_server"].median < 18.0
     assert found["scan gated_delta generation_us", ALL].left_out.mean < 14.0
     assert found["scan gated_delta convolution context_us", ALL].left_out.mean < 15.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlperf.api import ask, size_job
+from rlperf.api import ask, plan_job, size_job
 from rlperf.errors import SpecError
 from rlperf.plan.size_offers import offered_jobs
 from rlperf.specs.job import Job
@@ -63,3 +63,22 @@ def test_size_counts_the_nodes_of_the_rollouts_cluster_too() -> None:
     assert sized.best.usd_per_step == pytest.approx(usd_per_s * (sized.best.rl_step_s or 0.0))
     assert sized.verdict.startswith(f"{sized.best.nodes} node")
     assert f" and {sized.best.rollout_nodes} of hgx_h20: the cheapest" in sized.verdict
+
+
+def test_engines_over_two_nodes_leave_an_odd_one() -> None:
+    """GLM-4.5 in 16 bits takes two nodes of H100 an engine: seven of them fitted nothing, where six did."""
+
+    def planned(nodes: int) -> tuple[int, float]:
+        task = {"name": "t", "workload": "math", "prompts_per_step": 128, "group_size": 8, "mini_batch": 64,
+                "max_prompt_tokens": 1024, "max_response_tokens": 2048}  # fmt: skip
+        found = plan_job(
+            {
+                "architecture": "GLM-4.5-355B-A32B", "cluster": "dgx_b200", "framework": "verl", "nodes": 24,
+                "modes": ["streaming"], "tasks": [task], "limits": {"staleness": 1}, "objective": {"bold": True},
+                "pools": [{"role": "rollout", "cluster": "dgx_h100", "nodes": nodes}],
+            }
+        ).phases[0]  # fmt: skip
+        return found.pools[0].devices, found.predicted.rl_step_s
+
+    six = planned(6)
+    assert planned(7) == six and six[0] == 48

@@ -104,8 +104,8 @@ def _splits_beside(context: Context, mode: Mode, total: int, own: tuple[int, ...
         return [Split(mode, n, n, own) for n in both if not own or n <= total]
     if context.own_rollout:
         cluster = context.rollout_hardware.cluster
-        most = cluster.devices
-        engines = rollout or (most, *_rounded(most, cluster.devices_per_node))
+        most, own_node = cluster.devices, cluster.devices_per_node
+        engines = rollout or tuple(dict.fromkeys((most, *_rounded(most, own_node), *_paired(most, own_node))))
         trainers = trainer or (total, *rounded)
         return [Split(mode, r, t, own) for r in engines for t in trainers if r <= most and t <= total]
     totals = _rest(total, node)
@@ -156,6 +156,16 @@ def _rounded(total: int, node: int) -> tuple[int, ...]:
     nodes = total // node
     most = max((n << k for n in (1, 3, 5, 7) for k in range(nodes.bit_length()) if n << k <= nodes), default=nodes)
     return (most * node,) if most < nodes else ()
+
+
+def _paired(total: int, node: int) -> tuple[int, ...]:
+    """Devices of the most nodes that engines over two and over four of them take whole, where others would be left.
+
+    >>> _paired(7 * 8, 8), _paired(8 * 8, 8), _paired(21 * 8, 8)
+    ((48, 32), (), (160,))
+    """
+    nodes = total // node
+    return tuple(dict.fromkeys((nodes - nodes % n) * node for n in (2, 4) if nodes % n and nodes > n))
 
 
 def _counts(context: Context, total: int) -> tuple[int, ...]:

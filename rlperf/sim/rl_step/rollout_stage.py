@@ -28,6 +28,8 @@ from rlperf.sim.rollout.routing import route, telling_replicas
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 
+ENDS = 64
+"""Parts of a batch of which a rollout says when they are complete."""
 POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
 """rl_steps simulated under partial rollouts, and how many of them fill the buffer first."""
 
@@ -50,6 +52,7 @@ class RolloutStage:
     weight_dtype : precision in which weights reach the engine
     lent_s : makespan where engines on the trainer's devices join at shares of it (`lent.AT`) [s] ``[rows][AT]``; None:
         they never do
+    ends_s : when each 64th of the groups is complete [s] ``[rows][ENDS]``; None: not simulated
     """
 
     layout: Layout
@@ -63,6 +66,7 @@ class RolloutStage:
     transition_s: FloatArray
     weight_dtype: str
     lent_s: FloatArray | None = field(default=None, kw_only=True)
+    ends_s: FloatArray | None = field(default=None, kw_only=True)
 
     def take(self, index: IntArray | slice) -> Self:
         """Some rows, by index."""
@@ -262,6 +266,16 @@ def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
     return float(last_of_groups(group, finish_s)[0].mean())
 
 
+def group_ends(finish_s: FloatArray, group: IntArray) -> FloatArray:
+    """When each of `ENDS` equal parts of the groups is complete, its last response included [s].
+
+    >>> group_ends(np.array([1.0, 4.0, 2.0]), np.array([7, 7, 9]))[[0, 31, 32, 63]].tolist()
+    [2.0, 2.0, 4.0, 4.0]
+    """
+    ends = np.sort(last_of_groups(group, finish_s)[0])
+    return np.asarray(ends[np.ceil(np.arange(1, ENDS + 1) / ENDS * ends.size).astype(np.int64) - 1])
+
+
 def simulated_rollout(
     events: RolloutEvents, demand: Demand, replicas: Replicas, layout: Layout, transition_s: float, weight_dtype: str,
     allowed: Allowed = ONE_BATCH,
@@ -288,5 +302,6 @@ def simulated_rollout(
         transition_s=np.full(n, transition_s),
         weight_dtype=weight_dtype,
         lent_s=events.lent_s(demand, replicas, served, results) if replicas.lent else None,
+        ends_s=np.array([group_ends(r.finish_s, g) for r, g in zip(results, groups, strict=True)]),
     )
     return stage, results

@@ -149,6 +149,8 @@ def stage_seconds(
             scoring_s=times.scoring_s + beside.shared_s, scorer_s=beside.busy_s,
         )  # fmt: skip
     times = replace(times, scoring_s=np.maximum(times.scoring_s, trainer.values_s[t]))
+    if rollout.ends_s is not None and MODES[mode].streams:
+        times = replace(times, rollout_first_s=_held_up_s(rollout.ends_s[r], stages["chunks"], trainer_work_s(times)))
     execution = Execution(
         mode, max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
         by_group=stages["by_group"], chunks=stages["chunks"],
@@ -171,6 +173,19 @@ def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]
     if site.rollout_hardware is site.hardware:
         return np.ceil((trainer + (0 if colocated else rollout)) / per_node)
     return np.ceil(trainer / per_node) + np.ceil(rollout / site.rollout_hardware.cluster.devices_per_node)
+
+
+def _held_up_s(ends_s: FloatArray, chunks: FloatArray, work_s: FloatArray) -> FloatArray:
+    """How long a trainer of streamed chunks is held up by the chunk that it waits for longest [s] ``[pairs]``.
+
+    A chunk that is complete at e and has k others of c in front lets the batch end at e + W (1 - k / c) at the
+    earliest, W all work; ``ends_s``: when each part of the batch is complete ``[pairs][parts]``.
+    """
+    c, parts = np.maximum(chunks, 1.0)[:, None], ends_s.shape[1]
+    before = np.arange(float(c.max()))
+    part = np.minimum(np.ceil(parts * (before + 1.0) / c), parts).astype(np.int64) - 1
+    waits = np.take_along_axis(ends_s, part, axis=1) - before / c * work_s[:, None]
+    return np.asarray(np.where(before < c, waits, -np.inf).max(axis=1))
 
 
 def _framework_seconds(

@@ -19,9 +19,8 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import execution_in, stages_of
 from rlperf.sim.rl_step import timeline as tl
-from rlperf.sim.rl_step.modes import Execution, first_chunk_s, sync_pauses
+from rlperf.sim.rl_step.modes import first_chunk_s, sync_pauses
 from rlperf.sim.rl_step.rollout_stage import POLICY_RL_STEPS, POLICY_WARM_UP
-from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.replica import PLAIN
@@ -52,8 +51,8 @@ class PredictedSteps:
     mode, form : name of the execution mode, and how rl_steps wait for each other in it as its framework takes weights
     steady_s : rollout seconds per batch where the engines are refilled, what a weight sync takes from them included
         but for its own seconds, which follow: some of these pass beside them [s]
-    group_s, chunks : of a streamed rl_step: from the start of a group to its last response [s] ``[rl_steps]``, and the
-        pieces in which the batch is trained [1]
+    first_s, chunks : of a streamed rl_step: when its first chunk goes to the trainer [s] ``[rl_steps]``, and the pieces
+        in which the batch is trained [1]
     devices : GPUs in all
     degrees : of the trainer's layout those above 1 whose devices wait for each other within a layer or a batch
     """
@@ -70,7 +69,7 @@ class PredictedSteps:
     form: Form
     steady_s: float
     devices: int
-    group_s: FloatArray
+    first_s: FloatArray
     rl_step_s: FloatArray
     chunks: int = 1
     routing: Routing = "round_robin"
@@ -106,7 +105,7 @@ class PredictedSteps:
             form=Form(int(execution_in(evaluation).form)),
             steady_s=_refilled_s(evaluation),
             devices=evaluation.configuration.devices,
-            group_s=evaluation.rollout.group_s,
+            first_s=np.broadcast_to(first_chunk_s(execution_in(evaluation), seconds), seconds.rl_step_s.shape),
             rl_step_s=seconds.rl_step_s,
             chunks=evaluation.framework.chunks(batch.prompts, batch.updates),
             options=evaluation.replicas.options,
@@ -187,8 +186,7 @@ class PredictedSteps:
     def _streamed(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
         """All chunks but the last are trained beside the rollout, from the first on; the last one after it."""
         makespan = self.results[k].makespan_s
-        times = StageSeconds.of(rollout_s=makespan, rollout_group_s=self.group_s[k])
-        first = float(first_chunk_s(Execution(self.mode, chunks=self.chunks), times))
+        first = float(self.first_s[k])
         begun = build.add(g.ROLLOUT, now, now + first, after=after, at=g.Place(rl_step=k))
         rest = build.add(g.ROLLOUT, now + first, now + makespan, after=begun, at=g.Place(rl_step=k))
         reward = self.before[0][1][k]

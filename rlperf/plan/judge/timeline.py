@@ -102,6 +102,7 @@ def stages_of(evaluation: Evaluation, replicate: int = 0) -> StepStages:
         data_movement_s=one("data_movement_s"),
         other_s=one("other_s"),
         rollout_group_s=float(evaluation.rollout.group_s[replicate]),
+        rollout_first_s=None if seconds.rollout_first_s is None else one("rollout_first_s"),
         recompute_s=float(evaluation.rollout.recompute_s[replicate]),
         reward_apart=any(stage.own for stage in evaluation.scorers),
         scorer_s=float(np.broadcast_to(seconds.scorer_s, seconds.rl_step_s.shape)[replicate]),

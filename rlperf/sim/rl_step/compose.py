@@ -45,6 +45,7 @@ class StepStages:
         to the last [s] ``[groups]``
     rollout_steady_s : seconds per batch under continuous refill; None = the mean replica's busy time [s]
     rollout_group_s : from the start of a group to its last response, mean; None = the makespan [s]
+    rollout_first_s : as in `StageSeconds`; None = told by ``rollout_group_s`` [s]
     weight_sync_s, data_movement_s, other_s, recompute_s, swap_s, scorer_s : as in `StageSeconds` [s]
     """
 
@@ -58,6 +59,7 @@ class StepStages:
     group_finish_s: FloatArray | None = None
     rollout_steady_s: float | None = None
     rollout_group_s: float | None = None
+    rollout_first_s: float | None = None
     weight_sync_s: float = 0.0
     data_movement_s: float = 0.0
     other_s: float = 0.0
@@ -95,6 +97,7 @@ class StepStages:
             weight_sync_s=self.weight_sync_s,
             rollout_steady_s=self.steady_s(),
             rollout_group_s=self.rollout_group_s,
+            rollout_first_s=self.rollout_first_s,
             reward_s=float(self.reward_s.max()),
             data_movement_s=self.data_movement_s,
             offload_s=self.transitions.total_s,

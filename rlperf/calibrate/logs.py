@@ -106,10 +106,9 @@ def fit_log(
     """
     notes: list[str] = []
     evaluation, filled = evaluate_job(context)
-    digest, log = (
-        log.digest,
-        _usable(log.by_rl_step(evaluation.configuration.batch.updates * context.site.epochs), warm_up, notes),
-    )
+    digest = log.digest  # of the whole log, before its warm-up is left out
+    updates = evaluation.configuration.batch.updates * context.site.epochs
+    log = _usable(log.by_rl_step(updates), warm_up, notes)
     notes += [f"assumed {text}" for text in filled]
     simulated = Simulated.of(context, evaluation, log, lengths, notes)
     measured = measured_stages(simulated, log, notes)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlperf import plan_job
+from rlperf.api import ask
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.plan.judge.decisions import decide
+from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step.modes import Execution, step_seconds
-from rlperf.sim.rl_step.rollout_stage import group_ends
 from rlperf.sim.rl_step.stage_seconds import _held_up_s
 from rlperf.sim.rl_step.stages import StageSeconds
+from rlperf.sim.rollout.group_ends import count_group_ends, group_ends
+from rlperf.sim.rollout.rollout import simulate_rollout
+from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.told import quiet
 
 WAVES = np.concatenate([np.full(48, 70.0), np.full(16, 126.0)])
 """Equal lengths in two waves: three quarters of the groups end at once, then nothing does for long."""
@@ -26,6 +37,63 @@ def test_the_batch_ends_as_chunks_that_wait_for_each_other_do(work: float, chunk
     held = _held_up_s(ends[None], np.array([float(chunks)]), np.array([work]))
     stages = StageSeconds.of(126.0, training_s=work, rollout_first_s=held)
     assert float(step_seconds(Execution("streaming", chunks=chunks), stages)[0]) == pytest.approx(at)
+
+
+COST = EngineStepCost(
+    tokens=np.array([0.0, 1.0, 64.0, 256.0, 1024.0, 8192.0]),
+    linear_s=1e-3 * np.array([8.0, 8.0, 9.0, 12.0, 25.0, 150.0]),
+    host_s=1e-3, host_per_request_s=1e-5, decode_fixed_s=2e-4, decode_per_request_s=2e-6, decode_per_kv_token_s=3e-8,
+    prefill_fixed_s=1e-3, prefill_per_request_s=1e-4, prefill_per_pair_s=1e-9,
+    graph_buckets=np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]),
+)  # fmt: skip
+"""Of one engine_step, with all that one may take."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), prompts=st.integers(2, 48), size=st.integers(1, 8), replicas=st.integers(1, 9),
+    places=st.sampled_from([2, 5, 16, 64]), longest=st.sampled_from([300, 3000]), budget=st.sampled_from([2048, 8192]),
+    caching=st.booleans(),
+)  # fmt: skip
+def test_waves_end_in_closed_form_as_in_events(
+    seed: int, prompts: int, size: int, replicas: int, places: int, longest: int, budget: int, caching: bool
+) -> None:
+    """Requests that all run at once or in many waves, to the engine_steps over which the first prompts are read."""
+    rng, group = np.random.default_rng(seed), np.repeat(np.arange(prompts), size)
+    tokens = rng.integers(1, 1500, prompts)[group], rng.integers(1, longest + 1, len(group))
+    trajectories = Trajectories.of(*tokens, group=group)
+    limits = EngineLimits(kv_tokens=np.inf, max_running=places, token_budget=budget, prefix_caching=caching)
+    counted = count_group_ends(trajectories, np.arange(len(group)) % replicas, limits).seconds(COST)
+    simulated = simulate_rollout(trajectories, replicas, cost=COST, limits=limits)
+    ends = group_ends(simulated.finish_s, group)
+    assert np.abs(counted - ends).max() <= 0.03 * ends[-1]
+
+
+def _short(each: Evaluation) -> bool:
+    return any(rollout.short_of_cache for rollout in each.rollouts)
+
+
+def _streamed(places: int, **more: Any) -> dict[str, Any]:
+    task = {"name": "t", "workload": "math", "prompts_per_step": 256, "group_size": 8, "mini_batch": 32,
+            "max_prompt_tokens": 1024, "max_response_tokens": 4096}  # fmt: skip
+    return {
+        "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "modes": ["streaming"], "tasks": [task],
+        "pools": [{"role": "rollout", "settings": {"max_running": places}}], "framework": "rlinf", **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("places", "more"), [(32, {}), (64, {"framework": "verl"}), pytest.param(16, {"nodes": 4}, marks=pytest.mark.slow)]
+)
+def test_screen_and_judge_agree_over_waves(places: int, more: dict[str, Any]) -> None:
+    """All requests taken to run at once the screen was 13 to 62 % late here, and sought no layout for its places."""
+    question = ask(_streamed(places, **more), to_plan=True)
+    (decision,) = decide(question.context, question.facts, quiet)
+    screened = dict(zip(decision.screened.configurations, decision.screened.rl_step_s.tolist(), strict=True))
+    judged = [each for each in decision.evaluations if each.configuration in screened and not _short(each)]
+    assert len(judged) > 5
+    for each in judged:
+        assert screened[each.configuration] == pytest.approx(each.rl_step_s, rel=0.03)
 
 
 @pytest.mark.slow

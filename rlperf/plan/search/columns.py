@@ -134,14 +134,16 @@ class Columns:
         devices, context, arch = split.rollout, self.context, self.task.architecture
         lenient, lent = self.forgiven != 0, split.trainer if self.context.borrows else 0
         refilled = demand.batch.over_provision > 1.0
-        least = self.least and not lenient and not refilled
+        least, streams = self.least and not lenient and not refilled, MODES[split.mode].streams
         key = self._counted_key(demand, split)
 
         def made() -> RolloutColumns:
             counted = self._counted(demand, split)
-            return rollout_columns(context, arch, demand, devices, counted, lenient=lenient, lent=lent, least=least)
+            return rollout_columns(
+                context, arch, demand, devices, counted, lenient=lenient, lent=lent, least=least, streams=streams
+            )
 
-        found = self.store.rollout.get((*key, devices, lenient, lent, least), made)
+        found = self.store.rollout.get((*key, devices, lenient, lent, least, streams), made)
         if refilled:
             # partial rollouts take the tail away: throughput is what is left, and the judge has the last word
             found = replace(found, makespan_s=np.minimum(found.makespan_s, found.steady_s))

@@ -11,7 +11,6 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
-from rlperf.sim.rl_step.modes import first_group_s
 from rlperf.specs.modes import MODES, Mode
 
 
@@ -23,7 +22,8 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
     if MODES[mode].runs_ahead:
         criteria += [columns.steady_s[alive], columns.recompute_s[alive]]
     if MODES[mode].streams:
-        criteria.append(first_group_s(columns.makespan_s[alive], columns.group_s[alive]))
+        assert columns.ends_s is not None
+        criteria += list(columns.ends_s[alive].T)
     elif MODES[mode].waits_for_groups:
         criteria.append(columns.group_s[alive])
     if MODES[mode].shares_devices or columns.lent_s is not None:

@@ -15,6 +15,7 @@ from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
+from rlperf.sim.rl_step.counted_ends import counted_ends_s, even_ends_s
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import (
     ReplicaMemory,
@@ -25,9 +26,10 @@ from rlperf.sim.rl_step.engine import (
     short_cache,
     tabulate,
 )
-from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds
+from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds, pools_of
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rollout.apart import Apart
+from rlperf.sim.rollout.group_ends import ENDS
 from rlperf.sim.rollout.lent import AT
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
@@ -99,7 +101,7 @@ def awake_limits(context: Context, beside: FloatArray) -> FloatArray:
 
 def rollout_columns(
     context: Context, architecture: Architecture, demand: Demand, devices: int, counted: Counted | None = None,
-    *, lenient: bool = False, lent: int = 0, least: bool = False,
+    *, lenient: bool = False, lent: int = 0, least: bool = False, streams: bool = False,
 ) -> RolloutColumns:  # fmt: skip
     """Every rollout column on ``devices`` devices, infeasible ones flagged.
 
@@ -107,6 +109,7 @@ def rollout_columns(
     ``lenient`` : time columns whose cache holds no request, too; else their seconds are infinite
     ``lent`` : devices of a trainer that engines may join on while it waits
     ``least`` : what would have to be simulated is guessed, no more than it may take, until `simulated` asks for it
+    ``streams`` : say when parts of the groups are complete
     """
     pool = context.job.pool("rollout")
     shape = Shape(
@@ -118,7 +121,7 @@ def rollout_columns(
     )
     layout, flags = rollout_layouts(shape, pool)
     counted = counted or Counted(demand)
-    columns = _columns(context, architecture, demand, pool, layout, flags, counted, lenient, least)
+    columns = _columns(context, architecture, demand, pool, layout, flags, counted, lenient, least, streams)
     if not lent:
         return columns
     alive = np.flatnonzero(np.isfinite(columns.makespan_s))
@@ -129,14 +132,16 @@ def simulated(context: Context, columns: RolloutColumns, rows: IntArray, counted
     """The columns with those of ``rows`` simulated that are guessed so far (arguments: `rollout_columns`)."""
     rows, settings = rows[columns.guessed[rows]], context.job.pool("rollout").settings.filled()
     held = cache_granted(columns.kv_tokens[rows], counted.demand.request_tokens)
-    found, _, _, _ = counted_seconds(
+    pools = pools_of(
         settings, columns.costs, columns.layout.take(rows), columns.engine[rows], held, columns.max_running[rows],
         counted, columns.aparts,
     )  # fmt: skip
+    found, _, _, _ = counted_seconds(pools, counted)
     makespan, guessed = columns.makespan_s.copy(), columns.guessed.copy()
     makespan[rows], guessed[rows] = found, False
     group = counted.flow.group_seconds(makespan, columns.steady_s)
-    made = replace(columns, makespan_s=makespan, group_s=group, guessed=guessed)
+    ends = None if columns.ends_s is None else even_ends_s(makespan, group)
+    made = replace(columns, makespan_s=makespan, group_s=group, guessed=guessed, ends_s=ends)
     return _joined(made, rows, counted, settings, lent) if lent else made
 
 
@@ -183,7 +188,7 @@ def _stacked(rows: Layout, more: Layout) -> Layout:
 
 def _columns(
     context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray,
-    counted: Counted, lenient: bool, least: bool,
+    counted: Counted, lenient: bool, least: bool, streams: bool,
 ) -> RolloutColumns:  # fmt: skip
     """Engine shapes crossed with memory fractions and max_running; each shape is tabulated once."""
     # a replica across nodes is refused, but it can be costed: a pinned one is predicted all the same
@@ -207,9 +212,11 @@ def _columns(
     alive = np.flatnonzero((why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0)
     held = cache_granted(memory.kv_tokens[alive], demand.request_tokens)
     guessed, aparts = np.zeros(len(e), dtype=np.bool_), apart_of(context.site, architecture, settings, shapes)
-    makespan[alive], steady[alive], again[alive], guessed[alive] = counted_seconds(
-        settings, costs, rows.take(alive), e[alive], held, m[alive], counted, aparts, least=least
-    )
+    pools = pools_of(settings, costs, rows.take(alive), e[alive], held, m[alive], counted, aparts)
+    makespan[alive], steady[alive], again[alive], guessed[alive] = counted_seconds(pools, counted, least=least)
+    group, ends = counted.flow.group_seconds(makespan, steady), np.full((len(e) + dead.size, ENDS), np.inf)
+    if streams:
+        ends[alive] = counted_ends_s(pools, counted, makespan[alive], group[alive])
     device, domain = context.rollout_hardware.device, context.rollout_hardware.cluster.scale_up_domain
     weights, short = memory.weight_bytes / device.usable_memory, short_cache(memory.kv_tokens, demand.request_tokens)
 
@@ -227,7 +234,7 @@ def _columns(
         kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf),
         steady_s=padded(steady, np.inf),
-        group_s=padded(counted.flow.group_seconds(makespan, steady), np.inf),
+        group_s=padded(group, np.inf),
         recompute_s=padded(again, np.inf),
         writers=padded(writers, 0).astype(np.int64),
         slots=padded(m, 0).astype(np.int64),
@@ -240,4 +247,5 @@ def _columns(
         aparts=aparts,
         guessed=padded(guessed, 0).astype(np.bool_),
         weight_dtype=settings.rollout_dtype,
+        ends_s=ends if streams else None,
     )

@@ -29,6 +29,7 @@ from rlperf.sim.rl_step.flow import (
 )
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.closed_form import StepCensus, paced, take_census
+from rlperf.sim.rollout.group_ends import GroupEnds
 from rlperf.sim.rollout.lent import AT, joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN
@@ -125,6 +126,7 @@ class Counted:
     ----------
     allowed : what may be under way at once
     simulated : what no closed form counts
+    ends : when groups end in engine_steps, by replicas, and limits with places; of each table
     censuses : engine_steps by replicas, places, limits and pace: of those replicas of each table that may be last
     """
 
@@ -132,6 +134,7 @@ class Counted:
     allowed: Allowed = ONE_BATCH
     costs: Tabulated = field(default_factory=dict)
     simulated: SimulatedRollouts = field(default_factory=lambda: SimulatedRollouts())
+    ends: dict[tuple[int, EngineLimits], list[GroupEnds]] = field(default_factory=dict)
     censuses: dict[tuple[int, int | None, EngineLimits, float], list[list[StepCensus]]] = field(default_factory=dict)
     _slowest: dict[tuple[int, int | None, float], list[list[Trajectories]]] = field(default_factory=dict)
 
@@ -248,17 +251,19 @@ class Counted:
         at_once = min(LEAST_JOINED * together / alone, 1.0)
         return at_once + AT * (1.0 - at_once)
 
-    def counted_s(self, pool: Engines, known: dict[tuple[int, int], float] | None = None, engine: int = 0) -> float:
+    def counted_s(self, pool: Engines, known: dict[tuple[EngineStepCost, int, int], float] | None = None) -> float:
         """Makespan of a batch whose replicas read their own prompts, mean over the rl_steps that are counted [s].
 
-        ``known``: by engine and concurrency what was counted before; more is added
+        ``known``: by engine, replicas and concurrency what was counted before; more is added
         """
         known = {} if known is None else known
-        points = _concurrency(pool.limits, self.tables, pool.replicas, self.flow.context)
-        for concurrency, _ in points:
-            if (engine, concurrency) not in known:
-                known[engine, concurrency] = self.seconds(pool.replicas, concurrency, pool.limits, pool.cost)
-        return sum(weight * known[engine, concurrency] for concurrency, weight in points)
+        seconds = 0.0
+        for concurrency, weight in concurrency_of(pool.limits, self.tables, pool.replicas, self.flow.context):
+            key = (pool.cost, pool.replicas, concurrency)
+            if key not in known:
+                known[key] = self.seconds(pool.replicas, concurrency, pool.limits, pool.cost)
+            seconds += weight * known[key]
+        return seconds
 
 
 def holding(tried: Sequence[Within[Found]], limits: EngineLimits) -> Found | None:
@@ -273,7 +278,7 @@ def counted_lent_s(
     """Makespans of every pool where engines on ``lent`` devices join, as shares of that alone ``[pools][AT]``.
 
     Who runs beside whom then depends on when they join, so that every shape and concurrency is simulated
-    (arguments: `counted_seconds`). ``least``: no more than that, unsimulated.
+    (arguments: `pools_of`). ``least``: no more than that, unsimulated.
     """
     curves = np.ones((len(e), len(AT)))
     share = counted.least_lent_s if least else counted.lent_s
@@ -286,29 +291,25 @@ def counted_lent_s(
 
 
 def counted_seconds(
-    settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
-    kv_tokens: FloatArray, running: IntArray, counted: Counted, aparts: tuple[Apart | None, ...],
-    *, least: bool = False,
-) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:  # fmt: skip
+    pools: Sequence[Engines], counted: Counted, *, least: bool = False
+) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:
     """Closed form: makespan, steady seconds and an interruption's of every pool, means over some of the rl_steps [s].
 
-    ``e``: index of each pool's cost in ``costs`` and of who reads its prompts in ``aparts``; ``kv_tokens``,
-    ``running``: its cache and concurrency ``[pools]``. ``least``: where prompts are read apart only what others are
-    held to is simulated; the last array says which makespans are no more than the least that it leaves ``[pools]``.
+    ``least``: where prompts are read apart only what others are held to is simulated; the last array says which
+    makespans are no more than the least that it leaves ``[pools]``.
 
     Which requests share an engine_step does not depend on what it costs, so the engine_steps of a workload are counted
     once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`). Where
     prompts are read apart it does: contexts arrive at given times, so that every shape and concurrency is simulated.
     """
-    makespan, steady, again = (np.zeros(len(e)) for _ in range(3))
-    guessed, demand, flow = np.zeros(len(e), dtype=np.bool_), counted.demand, counted.flow
-    pools = _pools(settings, costs, layout, e, kv_tokens, running, counted, aparts)
-    flowing: dict[tuple[int, float], tuple[float, float]] = {}
-    known: dict[tuple[int, int], float] = {}
+    makespan, steady, again = (np.zeros(len(pools)) for _ in range(3))
+    guessed, demand, flow = np.zeros(len(pools), dtype=np.bool_), counted.demand, counted.flow
+    flowing: dict[tuple[EngineStepCost, int, int, float], tuple[float, float]] = {}
+    known: dict[tuple[EngineStepCost, int, int], float] = {}
     if least:
         _simulate_roomiest(pools, counted)
-    for position, (engine, pool) in enumerate(zip(e.tolist(), pools, strict=True)):
-        same = (engine, steady_running(pool.limits, pool.writers, flow))
+    for position, pool in enumerate(pools):
+        same = (pool.cost, pool.replicas, pool.writers, steady_running(pool.limits, pool.writers, flow))
         if same not in flowing:
             of, readers = (pool.cost, pool.limits, pool.writers), pool.replicas - pool.writers
             flowing[same] = (
@@ -316,7 +317,7 @@ def counted_seconds(
             )  # fmt: skip
         steady[position], again[position] = flowing[same]
         if pool.apart is None:
-            seconds = counted.counted_s(pool, known, engine)
+            seconds = counted.counted_s(pool, known)
         elif not least:
             seconds = counted.apart_s(pool, pool.apart)
         else:
@@ -325,11 +326,15 @@ def counted_seconds(
     return makespan, steady, again, guessed
 
 
-def _pools(
+def pools_of(
     settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
     kv_tokens: FloatArray, running: IntArray, counted: Counted, aparts: tuple[Apart | None, ...],
 ) -> list[Engines]:  # fmt: skip
-    """The engines of every pool, with no more places than its environments fill (arguments: `counted_seconds`)."""
+    """The engines of every pool, with no more places than its environments fill.
+
+    ``e``: index of each one's cost in ``costs`` and of who reads its prompts in ``aparts``; ``kv_tokens``, ``running``:
+    its cache and concurrency ``[pools]``
+    """
     found = []
     for position, engine in enumerate(e.tolist()):
         apart, replicas = aparts[engine], int(layout.data_parallel[position])
@@ -362,7 +367,7 @@ def _least_apart_s(pool: Engines, apart: Apart, counted: Counted) -> tuple[float
     return least, True
 
 
-def _concurrency(
+def concurrency_of(
     limits: EngineLimits, tables: list[Trajectories], replicas: int, held: float
 ) -> tuple[tuple[int, float], ...]:
     """Requests of a replica that run at once, as points that are counted with their weights.

@@ -21,6 +21,7 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, interrupted_seconds, steady_seconds
 from rlperf.sim.rl_step.rollout_counted import Within, generation_batches, holding
 from rlperf.sim.rollout.apart import Apart, simulate_apart
+from rlperf.sim.rollout.group_ends import group_ends
 from rlperf.sim.rollout.lent import joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
@@ -28,8 +29,6 @@ from rlperf.sim.rollout.routing import route, telling_replicas
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 
-ENDS = 64
-"""Parts of a batch of which a rollout says when they are complete."""
 POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
 """rl_steps simulated under partial rollouts, and how many of them fill the buffer first."""
 
@@ -52,7 +51,7 @@ class RolloutStage:
     weight_dtype : precision in which weights reach the engine
     lent_s : makespan where engines on the trainer's devices join at shares of it (`lent.AT`) [s] ``[rows][AT]``; None:
         they never do
-    ends_s : when each 64th of the groups is complete [s] ``[rows][ENDS]``; None: not simulated
+    ends_s : when each 64th of the groups is complete [s] ``[rows][ENDS]``; None: not asked for
     """
 
     layout: Layout
@@ -264,16 +263,6 @@ def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
     3.0
     """
     return float(last_of_groups(group, finish_s)[0].mean())
-
-
-def group_ends(finish_s: FloatArray, group: IntArray) -> FloatArray:
-    """When each of `ENDS` equal parts of the groups is complete, its last response included [s].
-
-    >>> group_ends(np.array([1.0, 4.0, 2.0]), np.array([7, 7, 9]))[[0, 31, 32, 63]].tolist()
-    [2.0, 2.0, 4.0, 4.0]
-    """
-    ends = np.sort(last_of_groups(group, finish_s)[0])
-    return np.asarray(ends[np.ceil(np.arange(1, ENDS + 1) / ENDS * ends.size).astype(np.int64) - 1])
 
 
 def simulated_rollout(

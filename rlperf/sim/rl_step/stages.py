@@ -31,8 +31,8 @@ class StageSeconds:
     other_s : all that a framework spends per rl_step in no stage (advantages, logging, controller) [s]
     rollout_steady_s : seconds per batch when finished requests are replaced at once; None = ``rollout_s`` [s]
     rollout_group_s : from the start of a group to its last response, mean; None = ``rollout_s`` [s]
-    rollout_first_s : how long the chunks of a streamed batch hold its trainer up, of events; None = until the first is
-        complete, as if groups ended evenly until ``rollout_s``, on average after ``rollout_group_s``
+    rollout_first_s : how long the chunks of a streamed batch hold its trainer up; None = until the first is complete,
+        as if groups ended evenly until ``rollout_s``, on average after ``rollout_group_s``
         (`modes.first_chunk_s`) [s]
     recompute_s : prefill of the interrupted requests after a weight sync [s]
     swap_s : pause of an engine that takes weights in flight [s]

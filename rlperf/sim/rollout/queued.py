@@ -143,7 +143,7 @@ class _Queue:
             return None
         response = trajectories.response_tokens
         first_need = phase.ready_clock + response[:places] - 1
-        admitted, need = _schedule(first_need, response[places:], int(options.async_scheduling))
+        admitted, need = schedule(first_need, response[places:], int(options.async_scheduling))
         need = np.concatenate([first_need, need])
         ready = np.concatenate([phase.ready_clock, admitted + 1])
         grid = Grid.of(phase.clock, need, ready, admitted, trajectories.prompt_tokens)
@@ -157,7 +157,7 @@ class _Queue:
         return cls(places, seconds, hits, log, phase, admitted, need, grid, mixed, roomy)
 
 
-def _schedule(first_need: IntArray, response: IntArray, lag: int) -> tuple[IntArray, IntArray]:
+def schedule(first_need: IntArray, response: IntArray, lag: int) -> tuple[IntArray, IntArray]:
     """First come first served on the places: step of admission and of completion of each queued request."""
     places: list[int] = first_need.tolist()
     heapify(places)

@@ -150,7 +150,7 @@ def calibrate_logs(
     again = [each.backend for each in context.trainers if logs_of(each.framework) == (steps.digest,)]
     context = before_any_log(context, folder_of(path), again)  # asked again: no step counts twice
     cap = max(asked.tasks[0].max_response_tokens)
-    updates, lengths = context.tasks[0].batches[0].updates * context.site.epochs, None
+    updates, lengths = context.site.updates(context.tasks[0].batches[0]), None
     if rollouts is not None:
         lengths = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap, updates=updates)
     fit = fit_log(context, steps, lengths, warm_up=warm_up)

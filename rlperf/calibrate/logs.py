@@ -107,7 +107,7 @@ def fit_log(
     notes: list[str] = []
     evaluation, filled = evaluate_job(context)
     digest = log.digest  # of the whole log, before its warm-up is left out
-    updates = evaluation.configuration.batch.updates * context.site.epochs
+    updates = context.site.updates(evaluation.configuration.batch)
     log = _usable(log.by_rl_step(updates), warm_up, notes)
     notes += [f"assumed {text}" for text in filled]
     simulated = Simulated.of(context, evaluation, log, lengths, notes)

@@ -56,7 +56,7 @@ def replan(
         question = ask(asked, folder=folder)
         at_work = ask(runs, folder=folder_of(running or job))
         current = evaluate_job(at_work.context, at_work.facts)[0].configuration
-        cap, updates = max(asked.tasks[0].max_response_tokens), current.batch.updates * at_work.context.site.epochs
+        cap, updates = max(asked.tasks[0].max_response_tokens), at_work.context.site.updates(current.batch)
         table = read_rollouts(rollouts, tokenizer=tokenizer, max_response_tokens=cap, updates=updates)
         found = replan_job(question.context, current, steps, table, at_step, facts=question.facts)
     if as_json:

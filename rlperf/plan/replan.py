@@ -125,7 +125,7 @@ def replan_job(
     """
     _check(context, at_step)
     task, notes = context.tasks[0], list[str]()
-    log = log.by_rl_step(running.batch.updates * context.site.epochs)
+    log = log.by_rl_step(context.site.updates(running.batch))
     recorded = rollouts.where(np.flatnonzero(rollouts.rl_step < at_step))
     factors = _factors(context, task, running, log, recorded, at_step, notes)
     model = fit_model(recorded, task=task.task.name)

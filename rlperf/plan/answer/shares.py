@@ -95,7 +95,7 @@ def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
     ideal = 2.0 * active_parameters(task.architecture) * tokens / sheet_flop_per_s(context.hardware, "bf16")
     light = {"forward_s": ideal, "backward_s": 2.0 * ideal}
     rows = [
-        (words, _mean_step(cost, name, demand.batch.updates * context.site.epochs), bound, light.get(name, 0.0))
+        (words, _mean_step(cost, name, context.site.updates(demand.batch)), bound, light.get(name, 0.0))
         for name, words, bound in TRAINING_PARTS
     ]
     rest = float(evaluation.trainer.training_s.mean()) - sum(seconds for _, seconds, _, _ in rows)

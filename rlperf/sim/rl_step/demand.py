@@ -60,7 +60,7 @@ class Batch:
 
     @property
     def updates(self) -> int:
-        """Optimizer updates per rl_step."""
+        """Optimizer updates of one pass over the batch; those of an rl_step: `Site.updates`."""
         return -(-self.prompts // self.mini_batch)
 
     @property

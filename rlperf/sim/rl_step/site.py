@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlperf.sim.rl_step.demand import Demand
+from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
@@ -85,6 +85,10 @@ class Site:
     def cluster(self) -> Cluster:
         """The trainer's cluster."""
         return self.hardware.cluster
+
+    def updates(self, batch: Batch) -> int:
+        """Optimizer updates of an rl_step: every epoch has those of one pass over the batch."""
+        return batch.updates * self.epochs
 
     def trained(self, demand: Demand) -> Demand:
         """What the trainer is given of a demand."""

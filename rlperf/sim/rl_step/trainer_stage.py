@@ -117,8 +117,7 @@ def updated(
     framework, hardware = stack.framework, site.hardware
     options = _options(site, stack, layout, settings)
     seen = TowerWork(demand.images_per_token * batches.tokens, demand.patches(architecture))
-    updates = demand.batch.updates * site.epochs
-    update = _update(site, stack, architecture, updates, layout, batches, options, seen)
+    update = _update(site, stack, architecture, site.updates(demand.batch), layout, batches, options, seen)
     if settings.optimizer == "muon":
         orthogonal = muon_s(architecture, hardware, stack.calibration, layout)
         update = replace(update, optimizer_s=update.optimizer_s + orthogonal)
@@ -222,8 +221,7 @@ def closed_training(
     update, scoring = trainer_cuts(stack, demand, layout, settings, budget)
     where = site, stack, architecture, demand, layout, settings
     one, scored = updated(*where, update.closed(demand)), scored_once(*where, scoring.closed(demand))
-    updates = demand.batch.updates * site.epochs
-    return one.each_s * updates * site.networks, scored.each_s * scored.passes, one.cost
+    return one.each_s * site.updates(demand.batch) * site.networks, scored.each_s * scored.passes, one.cost
 
 
 def simulated_training(

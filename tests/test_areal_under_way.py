@@ -10,10 +10,11 @@ import yaml
 
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import import_config
-from rlperf.frameworks.keytable import Value, flatten, nest
+from rlperf.frameworks.keytable import Value, flatten
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.repairs import broken_rules
 from tests.framework_samples import sample_run
+from tests.nested import nest
 
 AT_ONCE, COUNTED = "rollout.max_concurrent_rollouts", "rollout.consumer_batch_size"
 

@@ -205,7 +205,7 @@ def test_a_recording_of_lengths_and_rewards() -> None:
     groups = [[100, 120, 110, 130]] * 10
     groups[3] = [100, 5000, 110, 120]
     table = LengthTable.from_groups(np.full(10, 20), groups)
-    rewards = tuple(RewardTiming(0, rank, 20, seconds, 1) for rank, seconds in enumerate((4.0, 6.0)))
+    rewards = tuple(RewardTiming(0, rank, seconds) for rank, seconds in enumerate((4.0, 6.0)))
     graph, notes = graph_of_recording(Recording(table, rewards=rewards), token_s=0.01)
     assert graph.rl_step_s() == pytest.approx(50.0 + 6.0)
     found = explain_graph(graph, notes=notes)

@@ -14,9 +14,9 @@ from rlperf.frameworks.audit import audit
 from rlperf.frameworks.carried import Carried
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of
-from rlperf.frameworks.keytable import nest
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run_of import from_job
+from tests.nested import nest
 
 SLIME = (
     "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /ckpt/Qwen3-30B-A3B "

@@ -17,7 +17,7 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import Audit, audit, memory_words, report
 from rlperf.frameworks.findings import Finding
 from rlperf.frameworks.imports import import_config, job_of
-from rlperf.frameworks.keytable import flatten, nest
+from rlperf.frameworks.keytable import flatten
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.repairs import broken_rules, with_keys
 from rlperf.layout import Layout
@@ -25,6 +25,7 @@ from rlperf.plan.predict import predict_job
 from rlperf.plan.question.context import resolve
 from rlperf.specs.rule_expressions import MissingValueError, evaluate
 from rlperf.specs.step_log import StepLog
+from tests.nested import nest
 
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 M = A + "megatron."

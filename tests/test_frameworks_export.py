@@ -20,7 +20,7 @@ from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import checked, framework_facts, states
 from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
 from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target, field
-from rlperf.frameworks.keytable import flatten, key_table, nest
+from rlperf.frameworks.keytable import flatten, key_table
 from rlperf.frameworks.readback import read_back
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, TrainerRun, ref
@@ -30,6 +30,7 @@ from rlperf.plan.answer.plan import Phase, Plan, PredictedStages, Prediction
 from rlperf.plan.question.pool import BatchSettings, PoolPlan
 from rlperf.specs.job import Job
 from rlperf.specs.pool import LayoutValues, SettingsValues
+from tests.nested import nest
 
 from .framework_samples import SHIPPED, sample_run, with_values
 from .quick import slow_but

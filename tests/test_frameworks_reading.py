@@ -16,7 +16,7 @@ from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.findings import engine_findings, key_findings
 from rlperf.frameworks.imports import Imported, describe, import_config, job_of, job_text, keys_text
-from rlperf.frameworks.keytable import key_table, nest
+from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.openrlhf import _placement
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.repairs import broken_rules
@@ -25,6 +25,7 @@ from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import resolve
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture
+from tests.nested import nest
 
 from .framework_samples import with_values
 

@@ -16,11 +16,11 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit import audit
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of
-from rlperf.frameworks.keytable import nest
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import RolloutRun
 from rlperf.specs.job import Job
 from studies.round_trip.run import plan_trip
+from tests.nested import nest
 
 from .framework_samples import sample_run
 

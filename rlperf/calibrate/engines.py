@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -92,6 +92,10 @@ def split_of(everything: Sequence[Measured]) -> list[Measured]:
     return [one for one in everything if one[0].configuration in chosen]
 
 
+def _pair(case: ServingCase) -> str:
+    return f"{case.arch.name}|{case.hardware.device.name}"
+
+
 def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> EngineFit:
     """Fit three overheads of an engine on its calibration split: a fixed time, per_request, kernel_scale.
 
@@ -101,47 +105,29 @@ def fit_engine(table: Table, engine: EngineCalibration, *, name: str = "") -> En
     Every (architecture, device, mode) of the split weighs the same; left-out errors come from leaving out one
     architecture and device at a time. Extrapolated rows of the split give ``spread_extrapolated``.
     """
-    return fit_cases(calibration_cases(table, engine.id), engine, rows=f"{name or table.file}: {SPLIT}")
-
-
-def _pair(case: ServingCase) -> str:
-    return f"{case.arch.name}|{case.hardware.device.name}"
-
-
-def fit_cases(
-    cases: Sequence[Measured],
-    engine: EngineCalibration,
-    *,
-    rows: str,
-    costs: CostTable | None = None,
-    unit: Callable[[ServingCase], str] = _pair,
-    rule: str = "one architecture and device left out in turn",
-) -> EngineFit:
-    """`fit_engine` on given rows; of several engines each keeps its own settings, and the overheads are shared.
-
-    ``unit`` says what is left out together for the left-out errors and intervals, ``rule`` the same in words.
-    """
+    cases = calibration_cases(table, engine.id)
     if len(cases) < 4:
         raise SpecError(f"engine {engine.id}: only {len(cases)} rows fall into the calibration split, 4 are needed")
     measured = np.asarray([value if metric == "tpot_ms" else 1.0 / value for _, metric, value in cases])
     covered = np.asarray([case.covered for case, _, _ in cases])
     fitted = np.ones(len(cases), dtype=bool)
     scored = covered if covered.sum() >= 4 else fitted
-    stack = ServingStack(cases, costs or CostTable())
+    stack = ServingStack(cases, CostTable())
     trials = {place: _fit(stack, measured, fitted, place) for place in PLACES}
     # a split of one or two architectures cannot tell the places apart: another than the layers must clearly win
     place = min(trials, key=lambda name: trials[name][1] * (MARGIN if name == "per_layer" else 1.0))
     parameters = trials[place][0]
     everything = stack.predicted(_constants(parameters, place))
-    left_out = _left_out(stack, measured, np.asarray([unit(case) for case, _, _ in cases]), everything, place)
+    pairs = np.asarray([_pair(case) for case, _, _ in cases])
+    left_out = _left_out(stack, measured, pairs, everything, place)
     errors = absolute_percentage_errors(everything, measured)[scored]
     held = absolute_percentage_errors(left_out, measured)[scored]
     quality = Quality(
         n=len(cases),
         in_sample_mape=round(float(errors.mean()), 2),
         left_out_mape=round(float(held.mean()), 2),
-        left_out_rule=rule,
-        rows=rows,
+        left_out_rule="one architecture and device left out in turn",
+        rows=f"{name or table.file}: {SPLIT}",
         spread=_wide(left_out[scored], measured[scored]),
     )
     other = ~covered if (~covered).sum() >= 4 else fitted

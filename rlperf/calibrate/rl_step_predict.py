@@ -97,11 +97,11 @@ class StepPrediction:
         steps = [self.rl_step_s, *(self._under(law) for law in OTHER_LAWS)]
         return float(np.log(steps).std(ddof=1))
 
-    def draws_s(self, draws: int = DRAWS, seed: int = 1) -> FloatArray:
+    def draws_s(self) -> FloatArray:
         """rl_steps of bootstrapped groups [s]."""
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(1)
         table = self.evaluation.demand.tables[0]
-        return np.array([self._with(bootstrap(table, random)) for _ in range(draws)])
+        return np.array([self._with(bootstrap(table, random)) for _ in range(DRAWS)])
 
     def interval(self) -> tuple[float, float]:
         """5th and 95th percentile of the rl_step [s]: groups, law of lengths, recompute if not stated, calibration."""

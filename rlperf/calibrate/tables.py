@@ -36,18 +36,18 @@ class Row:
         """
         return load_architecture(self._architecture_at(column))
 
-    def shape_note(self, column: str = "architecture") -> str:
-        """Which shape stands for the architecture that a cell names, where it is not the shape's own."""
-        return architecture_reading(self._architecture_at(column)).note if self.text(column) else ""
+    def shape_note(self) -> str:
+        """Which shape stands for the architecture that the row names, where it is not the shape's own."""
+        return architecture_reading(self._architecture_at("architecture")).note if self.text("architecture") else ""
 
     def _architecture_at(self, column: str) -> Path | str:
         name = self.text(column)
         file = self.beside / f"{name}.json" if self.beside else None
         return file if file and is_file(file) else name
 
-    def hardware(self, column: str = "gpu", cluster: str | None = None) -> Hardware:
-        """The hardware of the device that a cell names, in a cluster or else in the generic node."""
-        return _hardware(self.text(column), cluster)
+    def hardware(self, cluster: str | None = None) -> Hardware:
+        """The hardware of the device that the row names, in a cluster or else in the generic node."""
+        return _hardware(self.text("gpu"), cluster)
 
     def text(self, column: str, default: str = "") -> str:
         """The cell, or ``default`` where it is blank or absent."""

@@ -23,6 +23,7 @@ from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
 
+_BUDGET = 16384
 PHASE_DEVICES = {"NVIDIA L4": "l4", "NVIDIA A100-SXM4-40GB": "a100_40g_sxm", "NVIDIA A100-SXM4-80GB": "a100_80g_sxm"}
 """Device names as the driver prints them."""
 
@@ -193,12 +194,12 @@ def _known_to_fit(row: Row) -> list[PredictedFigure]:
         PredictedFigure(
             row_id=row.row_id, group="known to fit", metric="share_of_device", measured=1.0, predicted=share,
             low=share * 0.9, high=share * 1.1, calibration="fsdp2",
-            assumed=("token_budget=16384", "response=1024", "states and weights offloaded while colocated"),
+            assumed=(f"token_budget={_BUDGET}", "response=1024", "states and weights offloaded while colocated"),
         )
     ]  # fmt: skip
 
 
-def known_to_fit_share(row: Row, token_budget: float = 16384.0) -> float:
+def known_to_fit_share(row: Row) -> float:
     """Predicted peak of training over the memory of a device, for a line such as ``GRPO-LoRA, 2*H100``."""
     printed, _, name = row.text("resource").partition("*")
     device = {"H100": "h100_sxm", "H800": "h800_sxm", "A100": "a100_80g_sxm", "H200": "h200_sxm", "H20": "h20_sxm"}
@@ -212,7 +213,7 @@ def known_to_fit_share(row: Row, token_budget: float = 16384.0) -> float:
     model = row.text("model")
     arch = load_architecture("Qwen2-72B" if model == "Qwen2-70B" else model)
     layout = Layout.of(data_parallel=int(printed), zero_stage=3, activation_recompute=2, offload=1)
-    batch = Microbatches.of(token_budget / 2, token_budget / 2 * 2048.0, 2048.0, 4.0)
+    batch = Microbatches.of(_BUDGET / 2, _BUDGET / 2 * 2048.0, 2048.0, 4.0)
     rank = 32 if "LoRA" in row.text("task") else None
     parts = trainer_memory(arch, hw, trainer, layout, batch, UpdateOptions(lora_rank=rank, chunked_loss=True))
     return float(parts.total + trainer.workspace.engine_asleep) / hw.device.usable_memory

@@ -140,16 +140,13 @@ def max_running(
     *,
     gemm_dtype: str = "bf16",
     kv_dtype: str = "bf16",
-    memory_fraction: Array | None = None,
 ) -> FloatArray:
     """Requests of ``isl`` + ``osl`` tokens that a replica runs at once [1].
 
     The cache over what a request holds on average, isl + osl / 2 (all of isl + osl where the engine reserves it),
     at most the engine's own limit, that of each rank where ranks admit; 0 where the weights do not fit.
     """
-    memory = engine_memory(
-        arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, memory_fraction=memory_fraction
-    )
+    memory = engine_memory(arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype)
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     held = as_float(isl) + as_float(osl) * (1.0 if engine.reserves_output else 0.5)
     fit = memory.kv_cache_bytes / np.maximum(request_bytes(replica, held), 1.0) * replica.attention_data

@@ -235,13 +235,10 @@ def engine_step_cost(
     kv_dtype: str = "bf16",
     typical_context: float = 4096.0,
     images: Images | None = None,
-    scores_prompts: bool = False,
 ) -> EngineStepCost:
     """Tabulate one scalar layout for the rollout simulator; parameters are those of `tabulated` and `Replica.of`."""
     replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
-    return tabulated(
-        replica, ByTokens.of(replica), typical_context=typical_context, images=images, scores_prompts=scores_prompts
-    )
+    return tabulated(replica, ByTokens.of(replica), typical_context=typical_context, images=images)
 
 
 def tabulated(

@@ -86,26 +86,23 @@ def checkpoint_tensors(architecture: Architecture) -> int:
     return 3 - architecture.tied_embeddings + stack.norms + stack.total(lambda layer: layer.tensors())
 
 
-def sync_payload(architecture: Architecture, bytes_per_parameter: float = 2.0, quantised_s: float = 0.0) -> SyncPayload:
+def sync_payload(architecture: Architecture, bytes_per_parameter: float = 2.0) -> SyncPayload:
     """Payload of an architecture: ``bytes_per_parameter`` of the transfer dtype (bf16 2, fp8 1) [bytes]."""
     routed = float(routed_parameters(architecture))
     return SyncPayload(
         dense_bytes=(parameters(architecture) - routed) * bytes_per_parameter,
         expert_bytes=routed * bytes_per_parameter,
         tensors=float(checkpoint_tensors(architecture)),
-        quantise_s=quantised_s,
         feed_forward_bytes=sum(halves[-1].parameters for halves in stack_of(architecture).layers) * bytes_per_parameter,
     )
 
 
-def adapter_payload(
-    architecture: Architecture, rank: int, bytes_per_parameter: float = 2.0, jobs: int = 1
-) -> SyncPayload:
-    """Payload of the adapters of LoRA jobs, two matrices to every adapted one; what is frozen was sent once."""
+def adapter_payload(architecture: Architecture, rank: int, jobs: int = 1) -> SyncPayload:
+    """Payload of the adapters of LoRA jobs, two matrices in 16 bits to every adapted one; the frozen was sent once."""
     stack = stack_of(architecture)
     values = sum(count * matrix.adapter_values for matrix, _, count in stack.matrices)
     pairs = sum(count * matrix.parts for matrix, _, count in stack.matrices)
-    return SyncPayload(jobs * rank * values * bytes_per_parameter, 0.0, jobs * 2.0 * pairs)
+    return SyncPayload(jobs * rank * values * 2.0, 0.0, jobs * 2.0 * pairs)
 
 
 def quantise_s(hw: Hardware, parameters: npt.ArrayLike, devices: npt.ArrayLike, to_bytes: float = 1.0) -> FloatArray:

@@ -211,13 +211,12 @@ class PerformanceGraph:
         end = self._order.replay(self.gap_s, duration_s)
         return replace(self, start_s=end - duration_s, end_s=end)
 
-    def critical_path(self, end_vertex: int | None = None) -> IntArray:
-        """Vertices from the first to ``end_vertex`` (default: the last to end), each one bound by the one before."""
+    def critical_path(self) -> IntArray:
+        """Vertices from the first to the last to end, each one bound by the one before."""
         if not self.vertices:
             return np.zeros(0, dtype=np.int64)
         # Of several that end last the one added last: a barrier rather than what it waits for.
-        last = self.vertices - 1 - int(np.argmax(self.end_s[::-1]))
-        at = last if end_vertex is None else end_vertex
+        at = self.vertices - 1 - int(np.argmax(self.end_s[::-1]))
         path = [at]
         while (at := self._order.binding(at, self.end_s)) >= 0:
             path.append(at)

@@ -237,7 +237,7 @@ NO_GAIN = 1e-3
 
 
 def explain_prediction(
-    steps: PredictedSteps, *, floor: float = FLOOR, limits: Thresholds | None = None, notes: tuple[str, ...] = (),
+    steps: PredictedSteps, *, floor: float = FLOOR, notes: tuple[str, ...] = (),
     able: Mapping[str, bool] = NOTHING_REFUSED,
 ) -> Explanation:  # fmt: skip
     """Explain predicted rl_steps; advice on the rollout carries gains simulated again with the knob turned.
@@ -247,9 +247,7 @@ def explain_prediction(
     if steps.apart is not None:
         notes += ("prompts are read apart: reading and sending a later turn shows as tools",)
     # A predicted controller takes what its framework takes: a cost of the plan, never a fault.
-    found = explain_graph(
-        steps.graph(), floor=floor, limits=limits or replace(Thresholds(), serial=np.inf), notes=notes
-    )
+    found = explain_graph(steps.graph(), floor=floor, limits=replace(Thresholds(), serial=np.inf), notes=notes)
     tried: dict[str, float] = {}
 
     ahead = steps.traits.runs_ahead

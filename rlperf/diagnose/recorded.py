@@ -139,14 +139,15 @@ def _add_trace(
 
 
 def graph_of_recording(
-    recording: Recording, *, token_s: float | None = None, replicas: int | None = None
+    recording: Recording, *, token_s: float | None = None
 ) -> tuple[g.PerformanceGraph, tuple[str, ...]]:
     """Lengths at ``token_s`` per generated token, tool latencies and reward times per rank.
+
+    Groups are dealt to the ranks of the reward times in equal contiguous shares.
 
     Parameters
     ----------
     token_s : seconds per generated token; default `ASSUMED_TOKEN_S`
-    replicas : groups are dealt to them in equal contiguous shares; default: the ranks of the reward times, else 1
 
     Returns
     -------
@@ -154,7 +155,7 @@ def graph_of_recording(
     """
     used = ASSUMED_TOKEN_S if token_s is None else token_s
     ranks = sorted({r.rank for r in recording.rewards})
-    count = replicas or max(len(ranks), 1)
+    count = max(len(ranks), 1)
     build = g.GraphBuilder(("rank",))
     table = recording.lengths
     now, last = 0.0, None

@@ -18,10 +18,10 @@ def evened(served: Trajectories) -> Trajectories:
     return _shortened(served, np.minimum(float(tokens.mean()) / tokens, 1.0))
 
 
-def without_long(served: Trajectories, limits: Thresholds | None = None) -> Trajectories:
+def without_long(served: Trajectories) -> Trajectories:
     """Trajectories that stand apart are as long as the longest of the others."""
     tokens = served.generated_tokens.astype(np.float64)
-    count = apart(tokens, (limits or Thresholds()).gap)
+    count = apart(tokens, Thresholds().gap)
     if not count:
         return served
     order = np.argsort(-tokens, kind="stable")

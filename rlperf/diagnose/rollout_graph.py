@@ -18,7 +18,6 @@ def add_rollout(
     start_s: float = 0.0,
     after: IntArray | None = None,
     *,
-    pool: int = 0,
     rl_step: int = 0,
 ) -> IntArray:
     """Add the turns of every trajectory (queue, prefill, decode, tool) and a barrier per replica; the barriers."""
@@ -27,8 +26,8 @@ def add_rollout(
         if not members.size:
             continue
         own = trajectories.take(members)
-        last = _add_turns(build, own, members, timeline, start_s, after, g.Place(pool, replica, rl_step=rl_step))
-        ends.append(build.barrier(last, start_s + timeline.makespan_s, pool=pool, rl_step=rl_step))
+        last = _add_turns(build, own, members, timeline, start_s, after, g.Place(rank=replica, rl_step=rl_step))
+        ends.append(build.barrier(last, start_s + timeline.makespan_s, rl_step=rl_step))
     return np.concatenate(ends) if ends else np.zeros(0, dtype=np.int64)
 
 

@@ -66,21 +66,14 @@ def explain_scales(
     *,
     floor: float = FLOOR,
     limits: Thresholds | None = None,
-    ideal: float | None = None,
     notes: Sequence[str] = (),
 ) -> ScalingExplanation:
-    """Explain the largest of several scales of one job.
-
-    Parameters
-    ----------
-    graphs : at different numbers of devices, in any order
-    ideal : slope of ideal scaling; default: from the tokens in the graphs, 0 where they know none
-    """
+    """Explain the largest of several scales of one job: graphs at different numbers of devices, in any order."""
     ordered = sorted(graphs, key=lambda graph: graph.devices)
     devices = np.array([graph.devices for graph in ordered], dtype=np.float64)
     if devices.size < 2 or np.unique(devices).size < devices.size or devices[0] < 1:
         raise SpecError("scaling: at least two different numbers of devices are due")
-    slope = ideal_slope(ordered, devices) if ideal is None else ideal
+    slope = ideal_slope(ordered, devices)
     steps = np.array([graph.rl_step_s() for graph in ordered])
     last = ordered[-1]
     found, faults = [], []

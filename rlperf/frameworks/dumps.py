@@ -65,7 +65,7 @@ def hold_dumps(paths: Sequence[Path | str]) -> bool:
 
 def read_dump(
     paths: Sequence[Path | str], *, tokenizer: str | None = None, max_response_tokens: int | None = None,
-    task: str = "", updates: int = 1,
+    updates: int = 1,
 ) -> LengthTable:  # fmt: skip
     """Lengths of the responses in rollout dumps of verl, NeMo-RL, AReaL (JSON lines), TRL (Parquet) or slime (torch).
 
@@ -100,7 +100,6 @@ def read_dump(
         rl_step=np.array([row.rl_step for row in rows], dtype=np.int64),
         turn=np.zeros(len(rows), dtype=np.int64),
         max_response_tokens=max_response_tokens,
-        task=task,
         source=", ".join(Path(path).name for path in paths),
     )
 

@@ -165,9 +165,9 @@ class KeyTable:
             return KeySpec(key, ABSENT)
         return None
 
-    def is_section(self, key: str, version: str, backend: str = "") -> bool:
+    def is_section(self, key: str, version: str) -> bool:
         """Whether keys stand below ``key``."""
-        return any(name.startswith(key + ".") for name in self.keys(version, backend))
+        return any(name.startswith(key + ".") for name in self.keys(version))
 
     def lifetime(self, key: str) -> str | None:
         """In which versions the key exists, as text; None if in none."""
@@ -277,22 +277,3 @@ def sections(keys: Iterable[str]) -> set[str]:
     ['actor', 'actor.optim']
     """
     return {key[:at] for key in keys for at, char in enumerate(key) if char == "."}
-
-
-def nest(flat: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    """Dotted keys as a nested mapping, in order.
-
-    >>> nest([("a.b", 1), ("a.c", 2)])
-    {'a': {'b': 1, 'c': 2}}
-    """
-    tree: dict[str, Value] = {}
-    for key, value in flat:
-        here = tree
-        *parents, leaf = key.split(".")
-        for name in parents:
-            below = here.get(name)
-            if not isinstance(below, dict):
-                below = here[name] = {}
-            here = below
-        here[leaf] = value
-    return tree

@@ -14,20 +14,20 @@ from rlperf.specs.profiles import load_architecture
 THIRD = "up to a third of the training time more"
 
 
-def without_activation_offload(trainer: TrainerRun, lost: list[Limitation], loss: str = THIRD) -> TrainerRun:
+def without_activation_offload(trainer: TrainerRun, lost: list[Limitation]) -> TrainerRun:
     """The trainer with full recompute in place of activations on the host."""
     if trainer.offload not in ("activations", "both"):
         return trainer
-    lost.append(Limitation("activation offload", "full recompute", loss))
+    lost.append(Limitation("activation offload", "full recompute", THIRD))
     left: Offload = "optimizer" if trainer.offload == "both" else "none"
     return trainer.having(activation_recompute="full", offload=left)
 
 
-def without_selective_recompute(trainer: TrainerRun, lost: list[Limitation], loss: str = THIRD) -> TrainerRun:
+def without_selective_recompute(trainer: TrainerRun, lost: list[Limitation]) -> TrainerRun:
     """The trainer with full in place of selective recompute."""
     if trainer.activation_recompute != "selective":
         return trainer
-    lost.append(Limitation("selective recompute", "full recompute", loss))
+    lost.append(Limitation("selective recompute", "full recompute", THIRD))
     return trainer.having(activation_recompute="full")
 
 

@@ -56,7 +56,6 @@ def compare_jobs(
     facts: tuple[FrameworkFacts | None, FrameworkFacts | None] = (None, None),
     *,
     draws: int = 12,
-    seed: int = 0,
 ) -> JobComparison:
     """Compare the pinned configurations of two jobs; open values are filled in by the screen.
 
@@ -67,7 +66,7 @@ def compare_jobs(
     ------
     InfeasibleError : one of them cannot be laid out
     """
-    a, b = (side_of(context, fact, draws, seed) for context, fact in zip((first, second), facts, strict=True))
+    a, b = (side_of(context, fact, draws) for context, fact in zip((first, second), facts, strict=True))
     return compare_sides(a, b)
 
 
@@ -118,7 +117,7 @@ def _step_s(evaluation: Evaluation) -> float:
 
 
 def side_of(
-    context: Context, facts: FrameworkFacts | None, draws: int, seed: int = 0, *,
+    context: Context, facts: FrameworkFacts | None, draws: int, *,
     rl_steps: tuple[int, int] | None = None,
 ) -> Side:  # fmt: skip
     """A job's pinned configuration on the common draws of its prompt groups; open values are filled in.
@@ -138,7 +137,7 @@ def side_of(
     steps = []
     for k in range(draws):
         table = demand.tables[k % len(demand.tables)]
-        drawn = replace(demand, tables=(bootstrap(table, np.random.default_rng([seed, k])),))
+        drawn = replace(demand, tables=(bootstrap(table, np.random.default_rng([0, k])),))
         steps.append(judge.evaluate(drawn, evaluation.configuration).rl_step_s)
     return Side(context, evaluation, filled, np.array(steps))
 

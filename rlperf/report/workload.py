@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _P = (50, 90, 95, 99, 99.9)
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
 
 
 def recording_summary(recording: Recording) -> dict[str, Any]:

@@ -212,7 +212,6 @@ def _ratio(mine: float | None, sheet: float | None, theirs: float | None, their_
 def load_hardware(
     device: str,
     cluster: Cluster | str | None = None,
-    calibration: Path | str | None = None,
     *,
     folder: Path | str | None = None,
 ) -> Hardware:
@@ -222,14 +221,13 @@ def load_hardware(
     ----------
     device : name of a device profile
     cluster : a cluster, or the name of its profile; without one, the generic node filled with the device
-    calibration : a calibration file that goes before the search path
     folder : the job's folder, searched for profiles first
     """
     sheet = load_device(device, folder)
     named = cluster or f"generic:{sheet.name}"
     machine = named if isinstance(named, Cluster) else load_cluster(named, folder=folder)
     relative = timed_relative(sheet, folder)
-    constants = load_device_calibration(sheet.name, relative=relative, file=calibration, folder=folder)
+    constants = load_device_calibration(sheet.name, relative=relative, folder=folder)
     if constants.extrapolated_from:
         constants = lent_by(constants, load_device(constants.extrapolated_from, folder), sheet, folder)
     else:

@@ -175,14 +175,14 @@ def icc_error(icc: float, responses: int, prompts: int) -> float:
     return float(np.sqrt(2.0) * (1 - icc) * (1 + (m - 1) * icc) / np.sqrt(m * (m - 1) * (prompts - 1)))
 
 
-def law_covariance(law: Law, data: Grouped, smallest_sigma: float = 0.005) -> Float:
+def law_covariance(law: Law, data: Grouped) -> Float:
     """Covariance [p, p] of the law's parameters from the groups: H^-1 (sum_g s_g s_g^T) H^-1.
 
     H observed information of the independence likelihood, s_g score of group g. The groups are the independent units,
     so a high icc widens the errors as it must (Varin, Reid and Firth, Statistica Sinica 21, 2011, sec. 2).
     """
     at = law.to_vector()
-    box = bounds(law, smallest_sigma)
+    box = bounds(law)
 
     def per_group(vector: Float) -> Float:
         trial = law.with_vector(vector)

@@ -28,7 +28,6 @@ def fit_model(
     task: str = "",
     families: Sequence[tuple[str, ...]] | None = None,
     like: LengthModel | None = None,
-    source: str = "",
 ) -> LengthModel:
     """The length model of a recording: the uncensored law first, then prompts, dependence and drift.
 
@@ -56,7 +55,7 @@ def fit_model(
         task=task or table.task or "unnamed",
         provenance=LengthProvenance(
             kind="fitted",
-            source=source or _source(recording),
+            source=_source(recording),
             responses=table.n_trajectories,
             prompts=table.n_groups,
             rl_steps=tuple(int(s) for s in table.steps()),

@@ -19,18 +19,14 @@ class RewardTiming:
 
     rl_step: int
     rank: int
-    batch_size: int
     reward_time_s: float
-    response_sum_tokens: int
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> RewardTiming:
         return cls(
             whole(record, "step"),
             whole(record, "dp_rank", default=whole(record, "rank", default=0)),
-            whole(record, "batch_size", least=1),
             number(record, "reward_time_s"),
-            whole(record, "response_sum", default=0),
         )
 
 
@@ -39,7 +35,6 @@ class FilterBatch:
     """One generation batch of DAPO and which of its prompts survived (`dapo_filter_indices.jsonl`)."""
 
     generation_batch: int
-    trainer_step: int
     prompts: int
     kept: int
     used: int
@@ -61,8 +56,8 @@ class FilterBatch:
             raise DamagedError(f"kept_prompt_count says {stated}, but {counts[0]} indices are kept")
         if counts[1] > counts[0]:
             raise DamagedError(f"{counts[1]} prompts used, but only {counts[0]} kept")
-        step, trainer = whole(record, "workload_step"), whole(record, "trainer_step")
-        return cls(step, trainer, prompts, counts[0], counts[1], whole(record, "train_batch_size", default=0))
+        step, trained = whole(record, "workload_step"), whole(record, "train_batch_size", default=0)
+        return cls(step, prompts, counts[0], counts[1], trained)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,6 @@ def choose_law(
     design_effect: float = 1.0,
     like: Law | None = None,
     smallest_sigma: float = 0.005,
-    tail: bool = True,
     piled: bool = False,
 ) -> Choice:
     """The law of lengths x [n] and the comparison, best first.
@@ -77,8 +76,8 @@ def choose_law(
     Criterion: BIC + ((E[L] - mean) / se)^2, BIC = -2 log L / d + p log(n / d). The design effect d = 1 + (m - 1) icc
     counts m correlated responses to one prompt as what they tell (Kish 1965, sec. 8.2). The second term asks that the
     law keep the mean, on which every total rests, where nothing is censored. Above one third censored the shape is not
-    in the data: the shape of `reference` (a large uncensored sample) is taken and only its scale is fitted. With `tail`
-    the longest get a tail of their own, where there are enough of them and the cap does not cut it. `like` asks for the
+    in the data: the shape of `reference` (a large uncensored sample) is taken and only its scale is fitted. The
+    longest get a tail of their own, where there are enough of them and the cap does not cut it. `like` asks for the
     form of another law (families, threshold of the tail, fixed shape): what is fitted are its parameters.
     """
     if not x.size:
@@ -94,7 +93,7 @@ def choose_law(
         # A mixture of as many components as there are lengths would fit each of them.
         suited = [f for f in every if len(f) == 1 or distinct >= _LEAST_DISTINCT * len(f)]
         sources = families or (suited if distinct > 1 else every[:1])
-    threshold = threshold_of(x, censored) if families is None and like is None and tail else None
+    threshold = threshold_of(x, censored) if families is None and like is None else None
     if like is not None and like.tail is not None and np.count_nonzero(x > like.tail.threshold) >= LEAST_EXCESSES:
         threshold = like.tail.threshold
     longest = None if threshold is None else fit_tail(x, censored, threshold, None if like is None else like.tail)

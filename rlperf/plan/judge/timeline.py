@@ -35,10 +35,10 @@ class StepView:
     following: NextBottleneck | None
 
 
-def step_view(evaluation: Evaluation, replicate: int = 0) -> StepView:
-    """Timeline, idle time and bottlenecks of one of the judged rl_steps (default: the first)."""
+def step_view(evaluation: Evaluation) -> StepView:
+    """Timeline, idle time and bottlenecks of the first of the judged rl_steps."""
     configuration = evaluation.configuration
-    execution, stages = execution_in(evaluation), stages_of(evaluation, replicate)
+    execution, stages = execution_in(evaluation), stages_of(evaluation, 0)
     pools = [configuration.pool(role).devices for role in ("rollout", "trainer")]
     timeline = compose_rl_step(execution, stages, rollout_devices=pools[0], trainer_devices=pools[1])
     whole = timeline.rl_step_s * timeline.pool_devices

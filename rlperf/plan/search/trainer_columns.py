@@ -33,7 +33,6 @@ class TrainerColumns(TrainerStage):
     token_budget : tokens per packed microbatch and replica
     departures, doubled : how far off the beaten path, and how many doublings on it (`rlperf.plan.search.beaten_path`)
     peak_bytes, idle_bytes : per device while training, and while a colocated engine runs
-    host_bytes : host memory per device
     flags : `Reject`
     fits : whether memory, framework and nodes take it, whatever the batch divides by (`UNFIT`)
     dropped : `Reject` of the candidates that arithmetic rules out, which are not columns ``[dropped]``
@@ -44,7 +43,6 @@ class TrainerColumns(TrainerStage):
     doubled: FloatArray
     peak_bytes: FloatArray
     idle_bytes: FloatArray
-    host_bytes: FloatArray
     flags: IntArray
     fits: BoolArray
     dropped: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -312,7 +310,6 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         transition_s=transition,
         peak_bytes=peak,
         idle_bytes=idle,
-        host_bytes=host,
         low=np.ones(count),
         high=np.ones(count),
         flags=flags,

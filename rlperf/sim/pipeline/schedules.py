@@ -57,16 +57,16 @@ def one_f_one_b(devices: int, microbatches: int, sequence: Sequence[int] | None 
     return tuple(orders)
 
 
-def interleaved_1f1b(devices: int, microbatches: int, chunks: int, sequence: Sequence[int] | None = None) -> Orders:
+def interleaved_1f1b(devices: int, microbatches: int, chunks: int) -> Orders:
     """Interleaved 1F1B with ``chunks`` stages v on each device, merged backward, stage s on device s mod P.
 
     Device p warms up with min(2 (P - 1 - p) + (v - 1) P, v M) forwards; micro-batches go through in groups of P.
     M must be a multiple of P. Uniform stages of F, B, W each: makespan = (v M + P - 1)(F + B + W).
     Reference: arXiv 2104.04473, section 2.2 and figure 4 bottom (Megatron-LM's ``virtual_pipeline``).
     """
-    ms = _sequence(devices, microbatches, sequence)
+    ms = _sequence(devices, microbatches, None)
     if chunks == 1:
-        return one_f_one_b(devices, microbatches, ms)
+        return one_f_one_b(devices, microbatches)
     if chunks < 1:
         raise SpecError(f"{chunks} chunks per device: at least 1 is due")
     if microbatches % devices:

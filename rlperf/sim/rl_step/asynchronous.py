@@ -89,7 +89,6 @@ class AsyncResult:
     period_s : seconds per optimizer batch, warm-up left out [s]
     samples_per_s : trained samples per second [1/s]
     staleness_counts : trained samples by weight versions behind, index = versions ``[max + 1]``
-    staleness_by_batch : mean staleness of each optimizer batch, warm-up included [1] ``[batches]``
     queue_samples : time average of finished samples that wait for the trainer [samples]
     trainer_busy, slots_busy : share of time in training; share of rollout slots in use [1]
     timeline : trainer and replicas, one rollout span per replica and batch
@@ -98,7 +97,6 @@ class AsyncResult:
     period_s: float
     samples_per_s: float
     staleness_counts: IntArray
-    staleness_by_batch: FloatArray
     queue_samples: float
     trainer_busy: float
     slots_busy: float
@@ -380,15 +378,10 @@ def simulate(run: AsyncRun, *, rl_steps: int = 50, warmup: int | None = None, se
     kept = state.batches[skip:]
     stale = [batch.version - group.version for batch in kept for group in batch.groups]
     weight = [group.samples for batch in kept for group in batch.groups]
-    by_batch = [
-        float(np.average([b.version - g.version for g in b.groups], weights=[g.samples for g in b.groups]))
-        for b in state.batches
-    ]
     return AsyncResult(
         period_s=span_s / rl_steps,
         samples_per_s=rl_steps * run.batch / span_s,
         staleness_counts=np.bincount(stale, weights=weight).astype(np.int64),
-        staleness_by_batch=np.array(by_batch),
         queue_samples=(queue_after - queue_before) / span_s,
         trainer_busy=sum(batch.end_s - batch.start_s for batch in kept) / span_s,
         slots_busy=(running_after - running_before) / span_s / (run.replicas * run.slots),

@@ -42,7 +42,6 @@ def steady_run(
     *,
     max_staleness: int,
     groups: UnderWay | None = None,
-    sync_interval: int = 1,
 ) -> AsyncRun:
     """An asynchronous run, ready for `asynchronous.simulate`; ``cost`` holds the framework's host time already.
 
@@ -86,7 +85,6 @@ def steady_run(
         sync_s=float(stages.weight_sync_s.mean()),
         # an engine that does not take weights in flight stands still for the whole of a sync
         swap_s=float((stages.swap_s if framework.in_flight_updates else stages.weight_sync_s).mean()),
-        sync_interval=sync_interval,
         update=update,
         max_staleness=max_staleness,
         groups=batch // size if groups == "batch" else groups and groups * replicas,

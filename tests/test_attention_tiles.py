@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlperf.calibrate.attention_tiles import fit_tiles, fit_windows, with_kernels, with_tiles, with_windows
-from rlperf.calibrate.kernel_fits import decode_seconds, prefill_seconds
+from rlperf.calibrate.kernel_seconds import decode_seconds, prefill_seconds
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.calibrate.leave_out_kernels import predict_groups, strangers_constants
 from rlperf.calibrate.tables import read_table
@@ -211,10 +211,12 @@ def test_a_relative_of_the_generation_lends_kernels_over_prompts() -> None:
     assert {fit.kernel for fit in load_hardware("a100_80g_sxm").calibration.prefill} == {"flash_attn"}
 
 
-def test_a_device_left_out_asks_who_names_its_relative() -> None:
-    # B300 has no mxfp4 and asks B200 for it; with B200's rows not to be seen it asks GB300
-    timed = {fit.dtype: fit.timed_on for fit in strangers_constants(load_device("b200_sxm")).moe}
-    assert timed["w4a8_mxfp4"] == "gb300" and timed["fp8"] is None
+def test_a_device_left_out_asks_the_next_that_runs_its_kernels() -> None:
+    """B300 asks GB300, whose relative it is itself; what GB300 lacks, Mamba-2's scan, B200 of the same generation has."""
+    stranger = strangers_constants(load_device("b300_sxm"))
+    experts = {fit.dtype: fit.timed_on for fit in stranger.moe}
+    assert experts["w4a8_mxfp4"] is None and experts["fp8"] is None
+    assert {fit.timed_on for fit in stranger.scan if (fit.mixer, fit.phase) == ("mamba", "context")} == {"b200_sxm"}
 
 
 @pytest.mark.parametrize("table", ["attn_prefill_window.csv", "attn_decode_window.csv"])

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rlperf.calibrate import measure
-from rlperf.calibrate.expert_fits import matrices_of
 from rlperf.calibrate.fitting import Bounds, fit_with_left_out
+from rlperf.calibrate.kernel_seconds import matrices_of
 from rlperf.calibrate.kernel_tables import read_series, short_kernel
 from rlperf.calibrate.kernels import calibration_text, fit_device, merged, read_all
 from rlperf.calibrate.statistics import pairwise_ranking, spread_of, summarise
@@ -381,6 +381,17 @@ def test_no_fit_reads_faster_than_the_data_sheet(tmp_path: Path) -> None:
     for name in ("h100_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server", "gb300", "a100_80g_sxm"):
         own = load_hardware(name).calibration
         assert all(fit.memory <= BEST_READ for fit in (*own.gemm, *own.decode, *own.moe))
+
+
+def test_the_same_chip_lends_before_the_one_before_it() -> None:
+    """B300's new kinds of layers are GB300's, whose attention has B300's pace and not B200's; a scan, B200's alone."""
+    b300 = load_hardware("b300_sxm").calibration
+    assert {fit.timed_on for fit in (*b300.encoder, *b300.sparse, *b300.latent_decode)} == {"gb300"}
+    scans = {fit.mixer: fit.timed_on for fit in b300.scan if fit.phase == "context"}
+    assert scans["gated_delta"] == "gb300" and scans["mamba"] == "b200_sxm"
+    # served rows told MI355X, and B200 is its relative: it lends nothing
+    lenders = {fit.timed_on for fit in (*b300.moe, *b300.prefill, *load_hardware("gb300").calibration.moe)}
+    assert lenders <= {None, "gb300", "gb200", "b200_sxm"}
 
 
 def test_experts_that_were_not_timed_on_a_device_are_its_relatives(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from rlperf.calibrate.leave_out import ALL, LeaveOutLine, leave_out
 from rlperf.calibrate.leave_out_kernels import strangers_constants
+from rlperf.cost.roofline import gemm_s
 from rlperf.cost.scan import scan_with
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import load_device_calibration
+from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_device
 
 GB200 = load_device("gb200")
@@ -47,7 +49,7 @@ def test_timings_as_the_relative_has_them_are_met(tmp_path: Path) -> None:
         "b200_sxm",
     )
     assert line.left_out.p90 < 1e-6
-    with pytest.raises(SpecError, match="by device, not by engine"):
+    with pytest.raises(SpecError, match="by device or by shape, not by engine"):
         leave_out(tmp_path / "gdn.csv", "kernels", "engine")
 
 
@@ -59,6 +61,18 @@ def test_timings_that_nothing_stands_in_for_are_refused(tmp_path: Path) -> None:
     (tmp_path / "nccl.csv").write_text("\n".join([head, *rows]) + "\n")
     with pytest.raises(SpecError, match="no device can be left out"):
         leave_out(tmp_path / "nccl.csv", "kernels", "device")
+
+
+def test_each_value_of_a_shape_is_left_out_in_turn(tmp_path: Path) -> None:
+    """A width that takes three times as long is met by the fit that saw it, and missed by the one that did not."""
+    hw, lines = load_hardware("h100_sxm"), ["gpu,dtype,m,n,k,latency_us"]
+    for m in (16, 64, 256, 1024, 4096):
+        for n, slower in ((2048, 1.0), (8192, 1.0), (16384, 3.0)):
+            lines.append(f"h100_sxm,bf16,{m},{n},4096,{1e6 * slower * gemm_s(hw, m, n, 4096)}")
+    (tmp_path / "gemm.csv").write_text("\n".join(lines) + "\n")
+    report = leave_out(tmp_path / "gemm.csv", "kernels", "shape")
+    by_n = next(line for line in report.lines if line.group == "gemm/h100_sxm/bf16 without one n")
+    assert by_n.rows == 15 and by_n.left_out.mean > by_n.seen.mean + 5.0
 
 
 def _lines(path: Path) -> dict[tuple[str, str], LeaveOutLine]:

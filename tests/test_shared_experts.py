@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlperf.calibrate.expert_fits import fit_moe, timed_alone
+from rlperf.calibrate.expert_fits import fit_moe
+from rlperf.calibrate.kernel_seconds import evenly, expert_seconds
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.calibrate.shared_experts import fit_shared, with_shared
-from rlperf.cost.moe import Dealt
 from rlperf.specs.calibration import MoeFit, load_device_calibration
 from rlperf.specs.profiles import load_device
 
@@ -31,7 +31,7 @@ def timings(device: str, odd: slice) -> tuple[Series, np.ndarray]:
     ids = tuple(f"{device}_{i}" for i in range(len(n)))
     series = Series("moe", device, TRUE.kernel, TRUE.dtype, "balanced", "trtllm-1.3.0", shape, np.ones_like(n), ids)
     every = np.ones(len(n), dtype=bool)
-    seconds = timed_alone(TRUE, series, every, load_device(device), Dealt(balanced=True))
+    seconds = expert_seconds(series, load_device(device), evenly(series))(TRUE, every)
     clean = every.copy()
     clean[odd] = False
     return Series(**{**vars(series), "measured_s": np.where(clean, seconds, 3.0 * seconds)}), clean
@@ -44,7 +44,7 @@ def test_odd_picks_of_one_device_are_told_by_the_others() -> None:
     own = fit_moe(bent, load_device("b200_sxm"), check=False).constants
 
     def worst(fit: MoeFit) -> float:
-        said = timed_alone(fit, bent, clean, load_device("b200_sxm"), Dealt(balanced=True))
+        said = expert_seconds(bent, load_device("b200_sxm"), evenly(bent))(fit, clean)
         return float(np.abs(said / bent.measured_s[clean] - 1.0).max())
 
     assert worst(shared["b200_sxm", TRUE.kernel, TRUE.dtype]) < 0.05 < 0.1 < worst(own)
@@ -59,12 +59,12 @@ def test_single_tokens_count_however_they_were_routed() -> None:
     ids = tuple(f"row_{i}" for i in range(8))
     series = Series("moe", "h100_sxm", "vllm_triton", "mxfp4", "balanced", "vllm-0.24.0", shape, np.ones(8), ids)
     device, one = load_device("h100_sxm"), n == 1.0
-    seconds = timed_alone(truth, series, np.ones(8, dtype=bool), device, Dealt(balanced=True))
+    seconds = expert_seconds(series, device, evenly(series))(truth, np.ones(8, dtype=bool))
     every = replace(series, measured_s=np.where(one, 2.5 * seconds, seconds))
     skewed = replace(every.take(one), variant="power_law_1.2")
 
     def missed(fit: MoeFit) -> float:
-        said = timed_alone(fit, every, one, device, Dealt(balanced=True))
+        said = expert_seconds(every, device, evenly(every))(fit, one)
         return float(np.abs(np.log(said / every.measured_s[one])).mean())
 
     balanced = every.take(~one)

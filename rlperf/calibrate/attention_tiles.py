@@ -15,17 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.fitting import Bounds, Fitted, Predict
-from rlperf.calibrate.kernel_fits import (
-    Own,
-    Seconds,
-    decode_seconds,
-    digits,
-    fit_prefill,
-    fit_together,
-    microseconds,
-    own_fit,
-    prefill_seconds,
-)
+from rlperf.calibrate.kernel_fits import digits, fit_prefill, fit_together, microseconds
+from rlperf.calibrate.kernel_seconds import Own, Seconds, decode_seconds, own_fit, prefill_seconds
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import added, calibration_text
 from rlperf.layout import FloatArray

@@ -8,8 +8,9 @@ import numpy as np
 
 from rlperf.calibrate.fitting import Bounds, fit_with_left_out
 from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds, run_fit
+from rlperf.calibrate.kernel_seconds import EXPERTS, by_power_law, evenly, expert_seconds
 from rlperf.calibrate.kernel_tables import Series, joined_series
-from rlperf.cost.moe import WIDE, Dealt, ExpertShape, grouped_with
+from rlperf.cost.moe import WIDE
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import MoeFit, Quality, load_device_calibration
 from rlperf.specs.cluster import Device
@@ -18,9 +19,6 @@ from rlperf.specs.hardware import BEST_READ
 PULL = 0.03
 """Pull of an expert kernel's constants to their start, in units of the misfit: eleven of them, some series of 20 rows.
 Errors left out fall from 26 to 22 % on tables of four-bit experts and stay where rows are many."""
-
-
-_MOE_SHAPE = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_ep_size", "moe_tp_size")
 
 
 def layers_of(series: Series) -> FloatArray:
@@ -49,11 +47,6 @@ def routes_itself(kernel: str) -> bool:
     return kernel.startswith("vllm") or "min_latency" in kernel
 
 
-def matrices_of(kernel: str) -> int:
-    """Matrices of one expert: two without a gate."""
-    return 2 if kernel.endswith("nongated") else 3
-
-
 def group_limited(series: Series) -> tuple[Series, FloatArray]:
     """The series without timings of unknown share, and touched experts over those of balanced routing [1].
 
@@ -65,7 +58,7 @@ def group_limited(series: Series) -> tuple[Series, FloatArray]:
     """
     if series.software in RUNS_ALL.get(series.kernel, ()):
         series = series.take(series.shape["moe_ep_size"] <= 1.0)
-    n, h, _, e, a, ep, _ = (series.shape[name] for name in _MOE_SHAPE)
+    n, h, _, e, a, ep = (series.shape[name] for name in EXPERTS)
     here = (h == GROUPED_LAYER[0]) & (e == GROUPED_LAYER[1]) & (a == GROUPED_LAYER[2])
     if not routes_itself(series.kernel) or series.variant != "balanced" or not here.any():
         return series, np.ones_like(n)
@@ -138,10 +131,7 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
     def build(p: FloatArray) -> MoeFit:
         return expert_constants(series.kernel, series.dtype, p, wide)
 
-    def seconds(fit: MoeFit, r: BoolArray) -> FloatArray:
-        dealt = Dealt(touched_share=touched_share[r], balanced=series.variant == "balanced")
-        return timed_alone(fit, series, r, device, dealt)
-
+    seconds = expert_seconds(series, device, evenly(series, touched_share))
     bounds = bounds_of(series.kernel, wide)
     if wide:
         own = load_device_calibration(NARROW_CHOICE[series.kernel]).moe
@@ -153,19 +143,12 @@ def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, che
     return KernelFit("moe", as_written(found, skew, fitted.quality(series.name)), fitted, series, seconds)
 
 
-def timed_alone(fit: MoeFit, series: Series, rows: BoolArray, device: Device, dealt: Dealt) -> FloatArray:
-    """Seconds of those rows of the series as a benchmark runs them: one layer again and again, from caches."""
-    n, h, w, e, a, ep, tp = (series.shape[name][rows] for name in _MOE_SHAPE)
-    shape = ExpertShape(h, w, e, a, matrices_of(series.kernel))
-    return grouped_with(device, fit, n, shape, ep, tp, dtype=series.dtype, dealt=dealt, cached=True)
-
-
 def fit_skew(fit: MoeFit, series: Series, device: Device) -> tuple[float, float]:
     """Power-law routing: exponent of the busiest device, and touched experts over those of uniform routing."""
-    ep = series.shape["moe_ep_size"]
+    seconds = expert_seconds(series, device, by_power_law(series))
 
     def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return timed_alone(fit, series, r, device, Dealt(skew=ep[r] ** p[0], touched_share=p[1]))
+        return seconds(fit.model_copy(update={"skew_exponent": p[0], "skew_touched": p[1]}), r)
 
     fitted = fit_with_left_out(
         predict, Bounds.of((0.01, 0.3, 1.0), (0.2, 0.9, 1.3)), series.measured_s, {}, left_out=False

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from rlperf.calibrate.fitting import Bounds, Fitted, Predict, fit_with_left_out
+from rlperf.calibrate.kernel_seconds import (
+    Seconds,
+    decode_seconds,
+    dispatch_seconds,
+    encoder_seconds,
+    gemm_seconds,
+    own_fit,
+    prefill_seconds,
+    stream_seconds,
+    streams_seconds,
+)
 from rlperf.calibrate.kernel_tables import Series
-from rlperf.cost.attention import Heads, decode_with, edge_pairs, flash_with, visible_pairs
-from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with, reached
-from rlperf.cost.roofline import gemm_with
-from rlperf.cost.streams import mixing_with
+from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import (
     CollectiveFit,
@@ -29,9 +37,6 @@ from rlperf.specs.calibration import (
 )
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import BEST_READ
-
-Seconds = Callable[[Any, BoolArray], FloatArray]
-"""Seconds from constants, for the rows of a mask."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,6 @@ def microseconds(value: float) -> str:
 
 def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None, check: bool = True) -> KernelFit:
     """Matrix products of one dtype; what a quantising kernel takes above ``base_fixed`` is its quantising pass."""
-    m, n, k = (series.shape[name] for name in ("m", "n", "k"))
     quantises = series.dtype in ("fp8", "fp8_block", "int8", "nvfp4") and base_fixed is not None
 
     def build(p: FloatArray) -> GemmFit:
@@ -127,9 +131,7 @@ def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None,
             split=p[6], cached=p[7], quantise_fixed=0.0, quantise_memory=p[8] if quantises else 0.0,
         )  # fmt: skip
 
-    def seconds(fit: GemmFit, rows: BoolArray) -> FloatArray:
-        return gemm_with(device, fit, m[rows], n[rows], k[rows], series.dtype, cached=True)
-
+    seconds = gemm_seconds(series, device)
     bounds = Bounds.of(
         (1e-7, 4e-6, 5e-5), (0.1, 0.75, 1.1), (0.1, 0.8, BEST_READ), (1.0, 3.0, 12.0), (0.01, 0.5, 1.0),
         (0.1, 30.0, 300.0), (1e-8, 1e-6, 2e-5), (1e-3, 0.05, 5.0), *([(0.05, 0.5, 3.0)] if quantises else []),
@@ -147,33 +149,6 @@ def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None,
         }
     )  # fmt: skip
     return KernelFit("gemm", constants, fitted, series, seconds)
-
-
-def _within_window(series: Series, tokens: FloatArray) -> FloatArray:
-    """Keys that a query sees at most; no window is one of 0."""
-    window = series.shape["window_size"]
-    return np.where(window > 0.0, np.minimum(window, tokens), tokens)
-
-
-Own = TypeVar("Own", PrefillFit, DecodeFit)
-
-
-def own_fit(series: Series, fits: Sequence[Own]) -> Own | None:
-    """Of a device's constants those of the very kernel of a series."""
-    return next((fit for fit in fits if (fit.kernel, fit.kv_dtype) == (series.kernel, series.dtype)), None)
-
-
-def prefill_seconds(series: Series, device: Device) -> Seconds:
-    """Seconds of flash attention over the whole prompts of a series, cache write included."""
-    b, s, h, g, d = (series.shape[name] for name in ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim"))
-    seen = _within_window(series, s)
-    pairs = visible_pairs(s, s, window=seen)
-
-    def seconds(fit: PrefillFit, r: BoolArray) -> FloatArray:
-        held = b[r] * (pairs[r] + edge_pairs(fit, s[r], s[r], seen[r]))
-        return flash_with(device, fit, (b * s)[r], held, seen[r], (b * s)[r], Heads(h[r], g[r], d[r]))
-
-    return seconds
 
 
 def fit_prefill(series: Series, device: Device, base: PrefillFit, *, check: bool = True) -> KernelFit:
@@ -209,15 +184,12 @@ def fit_prefill(series: Series, device: Device, base: PrefillFit, *, check: bool
 
 def fit_encoder(series: Series, device: Device, base: PrefillFit, *, check: bool = True) -> KernelFit:
     """A vision tower's attention, without a mask, in heads of one width; what queries and tiles move is ``base``'s."""
-    b, s, h, d = (series.shape[name] for name in ("batch", "seq_len", "num_heads", "head_dim"))
-    named = {"kernel": series.kernel, "kv_dtype": series.dtype, "width": int(d[0]), "timed_on": None}
+    width = int(series.shape["head_dim"][0])
+    named = {"kernel": series.kernel, "kv_dtype": series.dtype, "width": width, "timed_on": None}
+    seconds = encoder_seconds(series, device)
 
     def build(p: FloatArray) -> PrefillFit:
         return base.model_copy(update={**named, "fixed": p[0], "compute": p[1], "ramp_tokens": p[2]})
-
-    def seconds(fit: PrefillFit, r: BoolArray) -> FloatArray:
-        heads = Heads(h[r], h[r], d[r], causal=False)
-        return flash_with(device, fit, (b * s)[r], (b * s * s)[r], s[r], 0.0, heads)
 
     bounds = Bounds.of((1e-7, 1e-5, 1e-4), (0.005, 0.5, 1.5), (1.0, 100.0, 2000.0))
     fitted = run_fit(series, build, seconds, bounds, ("batch", "num_heads"), check)
@@ -227,18 +199,6 @@ def fit_encoder(series: Series, device: Device, base: PrefillFit, *, check: bool
          "ramp_tokens": digits(ramp), "quality": fitted.quality(series.name)}
     )  # fmt: skip
     return KernelFit("encoder", constants, fitted, series, seconds)
-
-
-def decode_seconds(series: Series, device: Device) -> Seconds:
-    """Seconds of paged decode attention of a series, keys and values in L2 as far as they fit."""
-    b, s, h, g, d = (series.shape[name] for name in ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"))
-    seen, windowed = _within_window(series, s), series.shape["window_size"] > 0.0
-
-    def seconds(fit: DecodeFit, r: BoolArray) -> FloatArray:
-        heads = Heads(h[r], g[r], d[r])
-        return decode_with(device, fit, heads, b[r], (b * seen)[r], cached=True, windowed=windowed[r])
-
-    return seconds
 
 
 def fit_decode(series: Series, device: Device, base: DeviceCalibration, *, check: bool = True) -> KernelFit:
@@ -316,26 +276,19 @@ def fit_collective(all_series: Series, device: Device, *, check: bool = True) ->
 
 def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool = True) -> KernelFit:
     """Expert dispatch or combine over one number of nodes: t = fixed + bytes / rate."""
-    nodes = int(series.shape["node_num"][0])
-    copies = series.shape["num_topk"]
-    if series.kind == "dispatch_normal":
-        copies = reached(copies, float(nodes if nodes > 1 else per_node))
-    moved = series.shape["num_token"] * copies * series.shape["hidden_size"]
-    operation = series.variant.split("@")[0]
-    moved = moved * (1.0 if operation == "dispatch" else 2.0)
-    rate = link_bytes_per_s(device)
+    group = int(series.shape["node_num"][0]) * per_node
+    named: dict[str, Any] = {
+        "kernel": series.kernel, "operation": series.variant.split("@")[0], "group": group, "within": per_node,
+    }  # fmt: skip
+    seconds = dispatch_seconds(series, device, per_node)
 
-    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return np.asarray(p[0] + moved[r] / (p[1] * rate))
+    def build(p: FloatArray) -> DispatchFit:
+        return DispatchFit.model_construct(**named, fixed=p[0], rate=p[1])
 
-    fitted = fit_with_left_out(
-        predict, Bounds.of((1e-6, 2e-5, 1e-3), (1e-3, 0.3, 3.0)), series.measured_s,
-        {"num_token": series.shape["num_token"]}, left_out=check,
-    )  # fmt: skip
+    fitted = run_fit(series, build, seconds, Bounds.of((1e-6, 2e-5, 1e-3), (1e-3, 0.3, 3.0)), ("num_token",), check)
     constants = DispatchFit.model_validate(
         {
-            "kernel": series.kernel, "operation": operation, "group": nodes * per_node, "within": per_node,
-            "fixed": microseconds(fitted.parameters[0]), "rate": digits(fitted.parameters[1]),
+            **named, "fixed": microseconds(fitted.parameters[0]), "rate": digits(fitted.parameters[1]),
             "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
@@ -344,16 +297,12 @@ def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool =
 
 def fit_streams(series: Series, device: Device, *, check: bool = True) -> KernelFit:
     """Hyper-connections of one engine: kernels in front of a half of a layer, and the one behind it."""
-    n, hidden, streams, sites, before = series.shape.values()
+    seconds = streams_seconds(series, device)
 
     def build(p: FloatArray) -> StreamsFit:
         return StreamsFit.model_construct(
             kernel=series.kernel, before=p[0], behind=p[1], memory=p[2], cached=p[3], product=p[4]
         )
-
-    def seconds(fit: StreamsFit, r: BoolArray) -> FloatArray:
-        front, back = mixing_with(device, fit, n[r], streams[r], hidden[r], cached=True)
-        return np.asarray(sites[r] * np.where(before[r] > 0, front, back))
 
     bounds = Bounds.of(
         (1e-7, 8e-6, 1e-4), (1e-7, 3e-6, 1e-4), (0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0), (1e-3, 0.1, 30.0)
@@ -369,13 +318,12 @@ def fit_streams(series: Series, device: Device, *, check: bool = True) -> Kernel
 
 def fit_stream(series: Series, device: Device, base: StreamFit, *, check: bool = True) -> KernelFit:
     """Large memory-bound passes: t = fixed + bytes / (W e); what small operators reach is that of ``base``."""
-    moved = series.shape["n_bytes"]
+    seconds = stream_seconds(series, device)
 
-    def predict(p: FloatArray, r: BoolArray) -> FloatArray:
-        return np.asarray(p[0] + moved[r] / (p[1] * device.memory_bandwidth))
+    def build(p: FloatArray) -> StreamFit:
+        return base.model_copy(update={"small_fixed": p[0], "stream_memory": p[1]})
 
-    bounds = Bounds.of((1e-7, 2e-6, 1e-4), (0.05, 0.85, 1.5))
-    fitted = fit_with_left_out(predict, bounds, series.measured_s, {"n_bytes": moved}, left_out=check)
+    fitted = run_fit(series, build, seconds, Bounds.of((1e-7, 2e-6, 1e-4), (0.05, 0.85, 1.5)), ("n_bytes",), check)
     constants = base.model_copy(
         update={
             "small_fixed": float(fitted.parameters[0]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,10 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "decode": (
         ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size"),
         frozenset({"gpu", "kernel", "kv_cache_dtype", "batch", "kv_len", "num_heads", "latency_us"}),
+    ),
+    "ranked_experts": (
+        ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size"),
+        frozenset({"gpu", "kernel", "dtype", "num_tokens", "rank0_num_tokens", "moe_ep_size", "latency_us"}),
     ),
     "moe": (
         ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
@@ -169,6 +173,12 @@ def short_kernel(kind: str, name: str, software: str) -> str:
     return name or software.split("-")[0]
 
 
+def kind_of(columns: Iterable[str]) -> str | None:
+    """What a file of these columns holds; None: no timings of kernels."""
+    held = set(columns)
+    return next((name for name, (_, needed) in KINDS.items() if needed <= held), None)
+
+
 def read_series(path: Path | str) -> list[Series]:
     """All series of one file; a `SpecError` names every column or row that is wrong."""
     text = read_text(path)
@@ -176,8 +186,7 @@ def read_series(path: Path | str) -> list[Series]:
         return _nccl_tests(text, str(path))
     lines = csv_rows(text, path)
     header = next(lines, (1, []))[1]
-    columns = set(header)
-    kind = next((name for name, (_, needed) in KINDS.items() if needed <= columns), None)
+    kind = kind_of(header)
     if kind is None:
         wanted = "; ".join(f"{name}: {', '.join(sorted(needed))}" for name, (_, needed) in KINDS.items())
         raise SpecError(Problem(f"holds no kernel timings that rlperf knows (columns of {wanted})", str(path), 1))
@@ -191,7 +200,7 @@ def read_series(path: Path | str) -> list[Series]:
                 row[f"{each}_us"] = str(float(row[f"{each}_transmit_us"]) + float(row.get(f"{each}_notify_us") or 0.0))
         if kind == "streams":
             row["before"] = str(int(row["op"].endswith("pre")))
-        if (kind == "sparse" and not _usable(row)) or (kind == "latent" and row.get("flag")):
+        if beside_the_point(kind, row):
             continue
         if kind in _CONVOLVED and "conv" in row["kernel"] and not _as_convolution(kind, row):
             continue
@@ -209,16 +218,33 @@ def read_series(path: Path | str) -> list[Series]:
     return [_as_scan(one) if one.kind in ("kda", "mamba") else _fastest(one) for one in series if one is not None]
 
 
+EAGER_FLOOR = 600e-6
+"""What the host takes at most to launch the kernels of a layer of experts one by one (README of the tables) [s]."""
+HOST_FLOOR = "launched one by one: the host's time, and not the kernels'"
 _EAGER_TOKENS = 4096.0
 """Tokens from which on kernels launched one by one hide the host (README of the tables)."""
 
 
-def _usable(row: Mapping[str, str]) -> bool:
-    """Whether a module's row shows its kernels: not the host's floor, nor dense attention of short prompts."""
-    if "dense_mha" in row["kernel"]:
-        return False
-    tokens = float(row.get("batch") or 0) * float(row.get("q_len") or 0)
-    return not row.get("flag") or (row["flag"] == "eager" and tokens >= _EAGER_TOKENS)
+DISPATCHED = "deepepmoe"
+"""SGLang's experts behind DeepEP, which bring each rank the tokens of its own experts."""
+
+
+def beside_the_point(kind: str, row: Mapping[str, str]) -> str:
+    """Why a row does not show the kernels that its table is of; empty where it does."""
+    if kind == "ranked_experts":
+        if row["kernel"] != DISPATCHED:
+            return "what the timed rank got is told in tokens, and not how many of its experts they chose"
+        eager = row.get("phase") == "context" and float(row["latency_us"]) < 1e6 * EAGER_FLOOR
+        return HOST_FLOOR if eager else ""
+    if kind == "latent" and row.get("flag"):
+        return f"flagged {row['flag']}"
+    if kind == "sparse":
+        if "dense_mha" in row["kernel"]:
+            return "dense attention of short prompts"
+        hidden = float(row.get("batch") or 0) * float(row.get("q_len") or 0) >= _EAGER_TOKENS
+        if row.get("flag") and not (row["flag"] == "eager" and hidden):
+            return HOST_FLOOR if row["flag"] == "eager" else f"flagged {row['flag']}"
+    return ""
 
 
 def _as_convolution(kind: str, row: dict[str, str]) -> bool:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from rlperf.calibrate.fitting import Bounds
 from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds, run_fit
+from rlperf.calibrate.kernel_seconds import absorption_seconds, latent_seconds
 from rlperf.calibrate.kernel_tables import Series
-from rlperf.cost.attention import Heads, flash_with, visible_pairs
-from rlperf.cost.latent import absorbed_with, absorption_with
-from rlperf.layout import BoolArray, FloatArray
+from rlperf.layout import FloatArray
 from rlperf.specs.calibration import AbsorptionFit, LatentFit, PrefillFit
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import BEST_READ
-
-KV_RANK, ROPE, NOPE, VALUE = 512.0, 64.0, 128.0, 128.0
-"""Widths of DeepSeek-V2 and -V3, of which all tables are."""
 
 
 def fit_latent(series: Series, device: Device, base: PrefillFit, *, check: bool = True) -> KernelFit:
@@ -24,16 +20,13 @@ def fit_latent(series: Series, device: Device, base: PrefillFit, *, check: bool 
 
 
 def _fit_absorbed(series: Series, device: Device, check: bool) -> KernelFit:
-    h, b, past = (series.shape[name] for name in ("num_heads", "batch", "past_len"))
+    seconds = latent_seconds(series, device)
 
     def build(p: FloatArray) -> LatentFit:
         return LatentFit.model_construct(
             kernel=series.kernel, kv_dtype=series.dtype, fixed=p[0], long_fixed=p[1], compute=p[2], memory=p[3],
             exponent=p[4], per_head=p[5], cached=p[6],
         )  # fmt: skip
-
-    def seconds(fit: LatentFit, r: BoolArray) -> FloatArray:
-        return absorbed_with(device, fit, b[r], (b * (past + 1.0))[r], h[r], KV_RANK, ROPE, cached=True)
 
     bounds = Bounds.of(
         (1e-7, 1e-5, 1e-4), (1e-9, 1e-6, 3e-5), (0.02, 0.5, 1.0), (0.05, 0.7, BEST_READ), (1.0, 2.0, 12.0),
@@ -55,17 +48,13 @@ def _fit_absorbed(series: Series, device: Device, check: bool) -> KernelFit:
 def _fit_rebuilt(series: Series, device: Device, base: PrefillFit, check: bool) -> KernelFit:
     """Whole prompts, nothing cached before nor written; what backward passes take is that of ``base``."""
     kept = {name: getattr(base, name) for name in ("backward_flop", "backward_compute", "backward_ramp_tokens")}
-    h, b, q = (series.shape[name] for name in ("num_heads", "batch", "q_len"))
+    seconds = latent_seconds(series, device)
 
     def build(p: FloatArray) -> PrefillFit:
         return PrefillFit.model_construct(
             kernel=series.kernel, kv_dtype=series.dtype, fixed=p[0], compute=p[1], memory=p[2], straggler=p[3],
             ramp_tokens=p[4], tiles=base.tiles, **kept,
         )  # fmt: skip
-
-    def seconds(fit: PrefillFit, r: BoolArray) -> FloatArray:
-        heads = Heads(h[r], h[r], NOPE + ROPE, VALUE)
-        return flash_with(device, fit, (b * q)[r], (b * visible_pairs(q, q))[r], q[r], 0.0, heads)
 
     bounds = Bounds.of((1e-7, 1e-5, 1e-4), (0.03, 0.6, 1.2), (0.02, 0.5, 3.0), (0.01, 0.5, 10.0), (1.0, 100.0, 2000.0))
     fitted = run_fit(series, build, seconds, bounds, ("batch", "num_heads"), check)
@@ -82,15 +71,12 @@ def _fit_rebuilt(series: Series, device: Device, base: PrefillFit, check: bool) 
 
 def fit_absorption(series: Series, device: Device, *, check: bool = True) -> KernelFit:
     """An engine's products with the latents, those of queries and of values in one fit."""
-    n, h = (series.shape[name] for name in ("num_tokens", "num_heads"))
+    seconds = absorption_seconds(series, device)
 
     def build(p: FloatArray) -> AbsorptionFit:
         return AbsorptionFit.model_construct(
             kernel=series.kernel, fixed=p[0], compute=p[1], memory=p[2], cached=p[3]
         )  # fmt: skip
-
-    def seconds(fit: AbsorptionFit, r: BoolArray) -> FloatArray:
-        return absorption_with(device, fit, n[r], h[r], NOPE, KV_RANK, cached=True)
 
     bounds = Bounds.of((1e-7, 5e-6, 3e-5), (0.02, 0.6, 1.0), (0.05, 0.8, BEST_READ), (1e-3, 0.5, 10.0))
     fitted = run_fit(series, build, seconds, bounds, ("num_tokens", "num_heads"), check)

@@ -26,9 +26,10 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Spread
 from rlperf.told import Tell, quiet
 
-BY = ("framework", "engine", "version", "device", "family", "transport", "configuration")
+BY = ("framework", "engine", "version", "device", "family", "transport", "configuration", "shape")
 """What a group is: rows of one framework (engine, where rows are served: the same), one release of it, one device, one
-family of models, one way of weights from trainer to engine; a part of all configurations (of served rows)."""
+family of models, one way of weights from trainer to engine; a part of all configurations (of served rows); one value of
+a part of the shape (of kernels)."""
 
 ALL, GROUPS = "all rows", "mean over groups"
 

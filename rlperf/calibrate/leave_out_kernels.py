@@ -1,7 +1,9 @@
-"""Kernel timings of a device predicted as those of one that nobody timed: by the constants that it would borrow.
+"""Kernel timings by constants that did not see them: without their device, or without one value of their shape.
 
-What is left out is all of a device's own calibration, products and small passes inside a module's timing included. The
-other side is a fit of the device's own rows without one value of their shape in turn (few rows: of all).
+Without its device: by the constants that it would borrow; what is left out is all of its own calibration, products and
+small passes inside a module's timing included. The other side is a fit of the device's own rows without one value of
+their shape in turn (few rows: of all). Without one value of their shape: every series of the file is fitted anew
+without each n, k, batch, head count, message size ... in turn. The other side is the fit of all its rows.
 """
 
 from __future__ import annotations
@@ -37,17 +39,45 @@ _TOLD_BY = ("dtype", "kv_dtype", "width", "mixer", "phase")
 
 
 def predict_groups(path: Path, table: Table, by: str, tell: Tell) -> list[LeftOutGroup]:
-    """One group a device that has constants of its own and a relative; collectives and plain passes have no stand-in.
+    """One group a device, or a series and a part of its shape.
+
+    Of devices those that have constants of their own and a relative; collectives and plain passes have no stand-in.
 
     Raises
     ------
-    SpecError : other groups than devices
+    SpecError : other groups than devices and shapes
     """
-    if by != "device":
-        raise SpecError(f"timings of kernels are told apart by device, not by {by}")
+    if by not in ("device", "shape"):
+        raise SpecError(f"timings of kernels are told apart by device or by shape, not by {by}")
     series = read_series(path)
+    if by == "shape":
+        names = list(dict.fromkeys(one.device for one in series if known_device(one.device)))
+        return [group for name in in_turn(names, tell) for group in _shapes(name, series)]
     names = [name for name in dict.fromkeys(one.device for one in series) if _relative(name)]
     return [_group(load_device(name), series) for name in in_turn(names, tell)]
+
+
+def known_device(name: str) -> bool:
+    """Whether there is a profile of a device."""
+    try:
+        load_device(name)
+    except SpecError:
+        return False
+    return True
+
+
+def _shapes(name: str, series: Sequence[Series]) -> list[LeftOutGroup]:
+    """Every series of a device fitted without each value of each part of its shape."""
+    device = load_device(name)
+    base = load_device_calibration(name, relative=device.relative or "h100_sxm")
+    groups = []
+    for fit in fit_series([one for one in series if one.device == name], device, base):
+        for key, predicted in fit.fitted.left_out.items():
+            rows = np.isfinite(predicted)
+            seen, left = (_figures(fit, side[rows], rows, fit.constants) for side in (fit.fitted.predicted, predicted))
+            named = f"{fit.series.name} without one {key}"
+            groups.append(LeftOutGroup(named, int(rows.sum()), tuple(seen), tuple(left)))
+    return groups
 
 
 def _relative(name: str) -> str | None:
@@ -57,11 +87,8 @@ def _relative(name: str) -> str | None:
 
 def _own_constants(name: str) -> DeviceCalibration | None:
     """The calibration of a device that has one, and a relative."""
-    try:
-        device = load_device(name)
-    except SpecError:
-        return None
-    own = load_device_calibration(name, relative=device.relative) if device.relative else None
+    device = load_device(name) if known_device(name) else None
+    own = load_device_calibration(name, relative=device.relative) if device and device.relative else None
     return own if own is not None and own.device == name else None
 
 

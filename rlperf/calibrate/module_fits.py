@@ -17,7 +17,9 @@ from rlperf.calibrate.kernel_tables import Series, joined_series
 from rlperf.cost.dtypes import cache_bytes
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.choosing import Choosing
+from rlperf.cost.layers.latent import Latent
 from rlperf.cost.layers.layer import fuse
+from rlperf.cost.layers.softmax import Softmax
 from rlperf.cost.operators import product_operator
 from rlperf.cost.replica import Replica, Roles, total
 from rlperf.errors import SpecError
@@ -50,21 +52,25 @@ _TABLES = {"csa": "compressed_sparse", "hca": "compressed", "reusing": "sparse_r
 
 
 def mixer_of(series: Series) -> tuple[str, str]:
-    """Mixer and phase of a module's timings."""
-    layer, phase = _layer(series), series.variant.rsplit("/", 1)[1]
-    return (layer.table if layer else "", phase)
+    """Mixer and phase of a module's timings; no mixer where it reads all keys, or nobody describes the model."""
+    layer, phase = timed_layer(series), series.variant.rsplit("/", 1)[1]
+    return (layer.table if isinstance(layer, Choosing) else "", phase)
 
 
-def _layer(series: Series) -> Choosing | None:
-    """The layer of the model that was timed; None where it chooses no keys, or nobody describes the model."""
+def timed_layer(series: Series) -> Softmax | None:
+    """The attention of the model that was timed: one that chooses keys, where it has one, else a latent one.
+
+    None where the model has neither, or nobody describes it.
+    """
     model, part, _ = series.variant.rsplit("/", 2)
     try:
         layers = [half.layer for half in stack_of(load_architecture(model)).halves]
     except SpecError:
         return None
-    found = [layer for layer in layers if isinstance(layer, Choosing)]
     wanted = _TABLES.get(part)
-    return next((layer for layer in found if wanted in (None, layer.table)), None)
+    choosing = [layer for layer in layers if isinstance(layer, Choosing) and wanted in (None, layer.table)]
+    reading_all = [layer for layer in layers if isinstance(layer, Latent) and not part]
+    return next(iter([*choosing, *reading_all]), None)
 
 
 def _constants(modules: Sequence[Series], gathered: bool) -> list[str]:
@@ -78,9 +84,15 @@ def _constants(modules: Sequence[Series], gathered: bool) -> list[str]:
 
 
 def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None], FloatArray]:
-    """Seconds of every row of one model's timings, by the constants of its attention; None: the device's own."""
-    layer = _layer(series)
-    assert layer is not None
+    """Seconds of every row of one model's timings, by the constants of its attention; None: the device's own.
+
+    Raises
+    ------
+    SpecError : nobody describes the model
+    """
+    layer = timed_layer(series)
+    if layer is None:
+        raise SpecError("a module of a model that rlperf does not have")
     heads, batch, query, past = (series.shape[name] for name in ("num_heads", "batch", "q_len", "past_len"))
     gemm, cache = series.dtype.split("/")
     engine = load_engine_calibration(series.kernel).model_copy(update={"factors": ()})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlperf.calibrate.fitting import Bounds, Fitted
-from rlperf.calibrate.kernel_fits import KernelFit, Seconds, digits, microseconds, run_fit
+from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds, run_fit
+from rlperf.calibrate.kernel_seconds import Seconds, convolution_seconds, mixer_of_scan, scan_seconds
 from rlperf.calibrate.kernel_tables import CONVOLUTION, Series
-from rlperf.cost.scan import chunked_with, convolved_with, scan_with, step_with
-from rlperf.layout import BoolArray, FloatArray
+from rlperf.layout import FloatArray
 from rlperf.specs.calibration import ScanFit
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import BEST_READ
@@ -28,21 +28,14 @@ def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit
     """A recurrent mixer of one engine in one phase: its scan, its step, or the convolution in front of them."""
     if series.kind == CONVOLUTION:
         return _fit_convolution(series, device, check)
-    b, s, h, k, v = (series.shape[name] for name in ("batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim"))
-    mixer = series.dtype or "gated_delta"
-    chunked, prompts = mixer == "mamba", series.variant == "context" and mixer != "mamba"
+    seconds = scan_seconds(series, device)
+    mixer = mixer_of_scan(series)
+    prompts = series.variant == "context" and mixer != "mamba"
     names = ("fixed", "memory", "cached", *(("compute", "per_step") if prompts else ()))
 
     def build(p: FloatArray) -> ScanFit:
         own = dict(zip(names, p, strict=True))
         return ScanFit.model_construct(kernel=series.kernel, phase=series.variant, mixer=mixer, **own)
-
-    def seconds(fit: ScanFit, r: BoolArray) -> FloatArray:
-        if chunked:
-            return chunked_with(device, fit, b[r], s[r], h[r], k[r], v[r], series.shape["chunk_size"][r])
-        if prompts:
-            return scan_with(device, fit, b[r], s[r], h[r], k[r], v[r])
-        return step_with(device, fit, b[r], 4.0 * (h * k * v)[r], cached=True)
 
     read: tuple[tuple[float, float, float], ...] = ((0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0))
     if prompts:
@@ -53,15 +46,12 @@ def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit
 
 
 def _fit_convolution(series: Series, device: Device, check: bool) -> KernelFit:
-    b, s, channels, taps = (series.shape[name] for name in ("batch", "seq_len", "channels", "taps"))
+    seconds = convolution_seconds(series, device)
     names = ("fixed", "memory", "cached", "per_block")
 
     def build(p: FloatArray) -> ScanFit:
         own = dict(zip(names, p, strict=True))
         return ScanFit.model_construct(kernel=series.kernel, phase=series.variant, mixer=series.dtype, **own)
-
-    def seconds(fit: ScanFit, r: BoolArray) -> FloatArray:
-        return convolved_with(device, fit, b[r], s[r], channels[r], taps[r], cached=True)
 
     bounds = Bounds.of((1e-7, 2e-6, 1e-4), (0.05, 0.8, BEST_READ), (1e-3, 0.3, 15.0), (1e-14, 1e-11, 1e-8))
     fitted = run_fit(series, build, seconds, bounds, ("batch", "channels"), check)

@@ -18,16 +18,16 @@ from rlperf.calibrate.expert_fits import (
     expert_constants,
     fit_skew,
     group_limited,
-    timed_alone,
     with_single_tokens,
 )
 from rlperf.calibrate.fitting import Fitted, Predict
 from rlperf.calibrate.kernel_fits import fit_together, spans_of
+from rlperf.calibrate.kernel_seconds import evenly, expert_seconds
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import calibration_text, merged
-from rlperf.cost.moe import Dealt
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import DeviceCalibration, MoeFit, load_device_calibration
+from rlperf.specs.hardware import capability
 from rlperf.specs.profiles import load_device
 from rlperf.specs.writer import write_atomic
 
@@ -43,11 +43,11 @@ def fit_shared(series: Sequence[Series], *, check: bool = True) -> dict[Key, Moe
     """Constants of every device and kernel of `BENT` that was timed on more than one of a compute capability."""
     timed: dict[tuple[str, ...], list[Series]] = {}
     for one in merged([one for one in series if one.kind == "moe" and one.dtype in BENT]):
-        timed.setdefault((_capability(one.device), one.kernel, one.dtype, one.variant), []).append(one)
+        timed.setdefault((capability(load_device(one.device)), one.kernel, one.dtype, one.variant), []).append(one)
     found: dict[Key, MoeFit] = {}
-    for (capability, kernel, dtype, variant), balanced in timed.items():
+    for (runs, kernel, dtype, variant), balanced in timed.items():
         if variant == "balanced" and len({one.device for one in balanced}) > 1:
-            skewed = timed.get((capability, kernel, dtype, "power_law_1.2"), [])
+            skewed = timed.get((runs, kernel, dtype, "power_law_1.2"), [])
             found |= _of_all(balanced, {one.device: one for one in skewed}, check)
     return found
 
@@ -63,11 +63,6 @@ def with_shared(constants: DeviceCalibration, shared: Mapping[Key, MoeFit]) -> D
     return constants.model_copy(update={"moe": moe})
 
 
-def _capability(device: str) -> str:
-    """Major compute capability: sm10 of B200 (sm100) and B300 (sm103), whose kernels an RTX PRO (sm120) lacks."""
-    return load_device(device).generation.split()[-1][:-1]
-
-
 def _of_all(series: Sequence[Series], skewed: Mapping[str, Series], check: bool) -> dict[Key, MoeFit]:
     """One kernel's constants by device: alike but for uneven routing, and with each device's errors."""
     kernel, dtype = series[0].kernel, series[0].dtype
@@ -78,8 +73,8 @@ def _of_all(series: Sequence[Series], skewed: Mapping[str, Series], check: bool)
         return expert_constants(kernel, dtype, p, wide=False)
 
     def seconds(one: Series, touched_share: FloatArray) -> Predict:
-        device = load_device(one.device)
-        return lambda p, r: timed_alone(build(p), one, r, device, Dealt(touched_share=touched_share[r], balanced=True))
+        by = expert_seconds(one, load_device(one.device), evenly(one, touched_share))
+        return lambda p, r: by(build(p), r)
 
     keys = ("num_tokens", "moe_ep_size", "device")
     by_device = [seconds(one, share) for one, share in parts]

@@ -1,8 +1,9 @@
 """Which measured rows were at hand when constants and forms were settled, and which came afterwards.
 
-A row is one of three. *Fitted*: a fit saw it; the calibrations list these, and no summary counts them. *Held out*: no
+A row is one of these. *Fitted*: a fit saw it; the calibrations list these, and no summary counts them. *Held out*: no
 fit saw it, but its group was in view when the forms of the cost functions were chosen. *New*: its group came later and
-nobody had it in view; an error there is that of a forecast. The last two are never summed up together.
+nobody had it in view; an error there is that of a forecast. Timings of kernels know one more: the constants were told
+of the *same series*, and no list says of which of its rows. These are never summed up together.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rlperf.calibrate.tables import Row
 from rlperf.specs.profiles import profile_root
 from rlperf.specs.reader import read_document
 
-HELD_OUT, NEW = "held out", "new"
+HELD_OUT, NEW, SAME_SERIES = "held out", "new", "same series"
 FILE = "measured_groups.yaml"
 
 

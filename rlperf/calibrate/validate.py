@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlperf.calibrate.splits import HELD_OUT, NEW, is_new
+from rlperf.calibrate.splits import HELD_OUT, NEW, SAME_SERIES, is_new
 from rlperf.calibrate.statistics import Summary, summarise
 from rlperf.calibrate.tables import Refusal, Row, Table, read_table
 from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
@@ -38,6 +38,7 @@ class PredictedFigure:
     extrapolated : no measurement stands behind part of it
     used_in_calibration : a calibration saw this row; it is left out of the summary
     new : nobody had the row in view when constants and forms were settled; see `rlperf.calibrate.splits`
+    series_in_fit : a calibration saw rows of the row's series, and which ones nobody can tell
     stratum : a further group to sum up by (``concurrency > 128``); empty without
     """
 
@@ -53,6 +54,7 @@ class PredictedFigure:
     extrapolated: bool = False
     used_in_calibration: bool = False
     new: bool = False
+    series_in_fit: bool = False
     stratum: str = ""
 
 
@@ -158,6 +160,11 @@ def validate_file(path: Path | str, kind: str) -> Report:
     return report_of(kind, table.file, len(table), replace(outcome, predictions=marked))
 
 
+def split_of(one: PredictedFigure) -> str:
+    """Which rows a figure is summed up with; see `rlperf.calibrate.splits`."""
+    return NEW if one.new else SAME_SERIES if one.series_in_fit else HELD_OUT
+
+
 def report_of(kind: str, file: str, rows: int, outcome: Outcome) -> Report:
     """Summary of an outcome: rows that a calibration saw are counted and left out, new ones are summed up apart."""
     refused: dict[str, int] = {}
@@ -172,7 +179,7 @@ def report_of(kind: str, file: str, rows: int, outcome: Outcome) -> Report:
         covered = "extrapolated" if one.extrapolated else "covered"
         names = ["all", one.group, covered, *([one.stratum] if one.stratum else [])]
         for name in dict.fromkeys(names):
-            groups.setdefault((one.metric, name, NEW if one.new else HELD_OUT), []).append(one)
+            groups.setdefault((one.metric, name, split_of(one)), []).append(one)
     metrics = tuple(
         summarise(
             metric,

@@ -1,82 +1,170 @@
-"""Kernel timings, predicted against measured, by constants that did not see the value they are tested on.
+"""Kernel timings, predicted by the constants that a plan takes on their device, its own or those it borrows.
 
-The shipped constants were fitted to such files, so every series is fitted anew without each value of its shape in
-turn (one n, one k, one head count, one batch, one message size): what is scored is always left out.
+No file says which rows of a series a fit saw. Where the constants were told of the very series, its rows are summed up
+apart; errors of values that no fit saw are those of ``--leave-out shape`` (`rlperf.calibrate.leave_out_kernels`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rlperf.calibrate import collective_rows
-from rlperf.calibrate.kernel_fits import KernelFit
-from rlperf.calibrate.kernel_tables import read_series
-from rlperf.calibrate.kernels import MINIMUM_ROWS, fit_series
-from rlperf.calibrate.module_fits import mixer_of
+from rlperf.calibrate.expert_fits import group_limited
+from rlperf.calibrate.kernel_seconds import (
+    Seconds,
+    absorption_seconds,
+    brought,
+    by_power_law,
+    convolution_seconds,
+    decode_seconds,
+    dispatch_seconds,
+    encoder_seconds,
+    evenly,
+    expert_seconds,
+    gemm_seconds,
+    latent_seconds,
+    mixer_of_scan,
+    prefill_seconds,
+    scan_seconds,
+    stream_seconds,
+    streams_seconds,
+)
+from rlperf.calibrate.kernel_tables import CONVOLUTION, Series, beside_the_point, kind_of, read_series
+from rlperf.calibrate.module_fits import mixer_of, module_seconds
 from rlperf.calibrate.tables import Refusal, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
+from rlperf.cost.attention import decode_fit, prefill_fit
+from rlperf.cost.basis import UNTIMED
+from rlperf.cost.collectives import bus_share, collective_fit, domain_s
+from rlperf.cost.latent import latent_decode_fit, latent_prefill_fit
+from rlperf.cost.layers.vision import encoder_fit
+from rlperf.cost.moe import moe_fit
+from rlperf.cost.roofline import gemm_fit
+from rlperf.cost.scan import scan_fit
+from rlperf.cost.sparse import sparse_fit
+from rlperf.cost.streams import streams_fit
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import load_device_calibration
-from rlperf.specs.profiles import load_device
+from rlperf.layout import FloatArray
+from rlperf.specs.calibration import Quality, Spread
+from rlperf.specs.engine_calibration import load_engine_calibration
+from rlperf.specs.hardware import Hardware, load_hardware
+
+SKEWED = "power_law_1.2"
+"""Routing of expert timings that a kernel's constants of uneven routing are told from."""
+UNKNOWN_EXPERTS = "which experts were touched no file says: the kernel routed equal scores over several devices"
+NO_CONSTANTS = "neither the device nor one that it borrows from has constants of such a kernel"
 
 
 def predict_rows(path: Path, table: Table) -> Outcome:
-    """Left-out predictions of every timing; a row has one for each part of its shape that is left out in turn.
-
-    Published bus bandwidths of collectives are no timings of one machine to fit to: shipped constants predict them.
-    """
+    """Every timing by shipped constants; rows that no constants speak of are refused."""
     if set(collective_rows.COLUMNS) <= set(table.columns):
         return each_row(table, lambda row: [collective_rows.figure(row)])
     predictions: list[PredictedFigure] = []
-    refused: list[Refusal] = []
-    series = read_series(path)
-    for name in dict.fromkeys(one.device for one in series):
-        mine = [one for one in series if one.device == name]
+    kind = kind_of(table.columns)
+    beside = ((row, beside_the_point(kind, row.cells)) for row in table) if kind else ()
+    refused = [Refusal(row.row_id, reason, row.line) for row, reason in beside if reason]
+    for one in read_series(path):
         try:
-            device = load_device(name)
+            found = shipped(one, load_hardware(one.device))
         except SpecError as error:
-            refused += [Refusal(row, error.problems[0].message) for one in mine for row in one.row_ids]
+            refused += [Refusal(row, error.problems[0].message) for row in one.row_ids]
             continue
-        base = load_device_calibration(device.name, relative=device.relative or "h100_sxm")
-        fits = fit_series(mine, device, base)
-        for fit in fits:
-            predictions += _predictions(fit)
-        seen = {row for fit in fits for row in fit.series.row_ids}
-        for one in mine:
-            if len(one.measured_s) < MINIMUM_ROWS:
-                reason = f"series of fewer than {MINIMUM_ROWS} timings"
-            elif one.kind == "sparse" and not mixer_of(one)[0]:
-                reason = "a module that reads all keys, or of a model that rlperf does not have: no fit is made to it"
-            else:
-                reason = "an older version of a kernel that the file also holds, or skewed routing"
-            refused += [Refusal(row, reason) for row in one.row_ids if row not in seen]
+        predictions += found
+        seen = {each.row_id for each in found}
+        refused += [Refusal(row, UNKNOWN_EXPERTS) for row in one.row_ids if row not in seen]
     return Outcome(tuple(predictions), tuple(refused))
 
 
-def _predictions(fit: KernelFit) -> list[PredictedFigure]:
-    """Predictions of one series; the interval of a row is the spread of the residuals of all other values."""
-    found: list[PredictedFigure] = []
-    one = fit.series
-    for key, predicted in fit.fitted.left_out.items():
-        ratio = one.measured_s / predicted
-        shape = one.shape.get(key)
-        for index in np.flatnonzero(np.isfinite(predicted)):
-            others = ratio if shape is None else ratio[shape != shape[index]]
-            low, high = np.quantile(others[np.isfinite(others)], [0.05, 0.95])
-            value = float(predicted[index]) * 1e6
-            found.append(
-                PredictedFigure(
-                    row_id=one.row_ids[index],
-                    group=f"{one.name} without one {key}",
-                    metric="latency_us",
-                    measured=float(one.measured_s[index]) * 1e6,
-                    predicted=value,
-                    low=value * float(low),
-                    high=value * float(high),
-                    calibration=f"fitted to the file, one {key} left out",
-                    stratum=f"{one.kind} {one.dtype}".strip(),
-                )
-            )
-    return found
+def shipped(series: Series, hw: Hardware) -> list[PredictedFigure]:
+    """Figures of one series.
+
+    Raises
+    ------
+    SpecError : no constants speak of such a kernel
+    """
+    series, constants, seconds = _by_plan(series, hw)
+    quality: Quality | None = getattr(constants, "quality", None)
+    spread = quality.spread if quality else Spread(low=1.0 / UNTIMED, high=UNTIMED)
+    told_by = "/".join((series.kind, series.device, series.kernel))
+    own = quality is not None and quality.rows.startswith(told_by)
+    lender = getattr(constants, "timed_on", None) or hw.calibration.extrapolated_from
+    return [
+        PredictedFigure(
+            row_id=row,
+            group=series.name,
+            metric="latency_us",
+            measured=float(measured) * 1e6,
+            predicted=float(value) * 1e6,
+            low=float(value) * spread.low * 1e6,
+            high=float(value) * spread.high * 1e6,
+            calibration=hw.calibration.id,
+            assumed=(f"constants of {lender}",) if lender else (),
+            extrapolated=bool(lender),
+            series_in_fit=own,
+            stratum=f"{series.kind} {series.dtype}".strip(),
+        )
+        for row, measured, value in zip(series.row_ids, series.measured_s, seconds, strict=True)
+    ]
+
+
+def _by_plan(series: Series, hw: Hardware) -> tuple[Series, Any, FloatArray]:
+    """The rows that can be told, the constants that a plan takes for them, and seconds ``[rows]``."""
+    every = np.ones(len(series.measured_s), dtype=bool)
+    if series.kind == "sparse":
+        seconds = module_seconds(series, hw)(None)
+        mixer, phase = mixer_of(series)
+        return series, sparse_fit(hw, mixer, phase, series.kernel) if mixer else None, seconds
+    if series.kind == "collective":
+        sizes, counts = series.shape["bytes"], series.shape["num_gpus"]
+        moved = sizes * bus_share(series.variant, counts)
+        told = collective_fit(hw, series.variant, series.kernel)
+        return series, told, domain_s(hw, series.variant, moved, counts, series.kernel)
+    if series.kind == "ranked_experts":
+        fit, _ = moe_fit(hw, series.dtype, load_engine_calibration("sglang").moe_kernels)
+        return series, fit, expert_seconds(series, hw.device, brought(series))(fit, every)
+    if series.kind == "moe":
+        fit, _ = moe_fit(hw, series.dtype, (series.kernel,))
+        kept, touched = group_limited(series)
+        dealt = by_power_law(kept) if series.variant == SKEWED else evenly(kept, touched)
+        return kept, fit, expert_seconds(kept, hw.device, dealt)(fit, every[: len(kept.measured_s)])
+    if series.kind.startswith("dispatch"):
+        per_node = hw.cluster.devices_per_node
+        operation, nodes = series.variant.split("@")
+        key = (series.kernel, operation, int(nodes) * per_node)
+        for timed in hw.calibration.dispatch:
+            if (timed.kernel, timed.operation, timed.group) == key:
+                return series, timed, dispatch_seconds(series, hw.device, per_node)(timed, every)
+    for kind, seconds_of, choose in _KINDS:
+        if kind == series.kind and (fit := choose(series, hw)) is not None:
+            return series, fit, seconds_of(series, hw.device)(fit, every)
+    raise SpecError(NO_CONSTANTS)
+
+
+def _latent(series: Series, hw: Hardware) -> Any:
+    if series.variant == "generation":
+        return latent_decode_fit(hw, series.dtype, series.kernel)
+    return latent_prefill_fit(hw, series.dtype, series.kernel)
+
+
+def _absorption(series: Series, hw: Hardware) -> Any:
+    fits = hw.calibration.absorption if series.dtype == "bf16" else ()
+    return next((fit for fit in fits if fit.kernel == series.kernel), fits[0] if fits else None)
+
+
+_KINDS: tuple[tuple[str, Callable[[Series, Any], Seconds], Callable[[Series, Hardware], Any]], ...] = (
+    ("gemm", gemm_seconds, lambda one, hw: gemm_fit(hw, one.dtype)[0]),
+    ("prefill", prefill_seconds, lambda one, hw: prefill_fit(hw, one.dtype, one.kernel)[0]),
+    ("encoder", encoder_seconds, lambda one, hw: encoder_fit(hw, one.kernel, float(one.variant))),
+    ("decode", decode_seconds, lambda one, hw: decode_fit(hw, one.dtype, one.kernel)[0]),
+    ("latent", latent_seconds, _latent),
+    ("absorption", absorption_seconds, _absorption),
+    ("scan", scan_seconds, lambda one, hw: scan_fit(hw, mixer_of_scan(one), one.variant, one.kernel)),
+    (CONVOLUTION, convolution_seconds, lambda one, hw: scan_fit(hw, one.dtype, one.variant, one.kernel)),
+    ("streams", streams_seconds, lambda one, hw: streams_fit(hw, one.kernel)),
+    ("stream", stream_seconds, lambda _, hw: hw.calibration.stream),
+)
+"""Kinds whose seconds one set of constants gives: how, and which a plan takes."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlperf.calibrate.leave_out import BY, ErrorSummary, LeaveOutReport, leave_out
-from rlperf.calibrate.splits import HELD_OUT
+from rlperf.calibrate.splits import HELD_OUT, NEW, SAME_SERIES
 from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json, progress
@@ -19,6 +19,11 @@ VERDICT = "verdict"
 """Kind of a file of configurations that ran out of memory or fitted: read by the frameworks' importers."""
 NAMES = ("median", "mean", "p90", "WAPE", "bias")
 GROUP_WIDTH = 26
+OF_SPLIT = {
+    HELD_OUT: "",
+    NEW: ", groups that no calibration had in view",
+    SAME_SERIES: ", series that the constants were told of: no validation, but of shapes that they did not see",
+}
 LINES_SHOWN = 6
 """Of the rows that one reason refused."""
 HEADER = f"  {'':{GROUP_WIDTH}s} {'n':>5s} " + " ".join(f"{name:>6s}" for name in NAMES) + " rank   in"
@@ -79,8 +84,10 @@ def text_of(report: Report) -> str:
     lines += [f"  refused {count:5d}: {reason}{_lines(report, reason)}" for reason, count in by_count]
     lines += ["", HEADER]
     for metric, split in dict.fromkeys((one.metric, one.split) for one in report.metrics):
-        title = metric if split == HELD_OUT else f"{metric}, groups that no calibration had in view"
-        lines += [title, *(_row(one) for one in report.metrics if (one.metric, one.split) == (metric, split))]
+        lines += [
+            metric + OF_SPLIT[split],
+            *(_row(one) for one in report.metrics if (one.metric, one.split) == (metric, split)),
+        ]
     return "\n".join(lines)
 
 

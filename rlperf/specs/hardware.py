@@ -162,11 +162,27 @@ def with_relatives_kernels(
 
 
 def _nearest(device: Device, asked: tuple[str, ...], folder: Path | str | None) -> str | None:
-    """The relative of a device; where that was asked already, the first timed device whose relative it is itself."""
+    """The relative of a device; where that was asked already, the first timed one that runs its kernels, or that
+    has one of those asked for its own relative.
+
+    What served rows told holds for the device that served: it lends no kernels.
+    """
     if not device.relative or device.relative not in asked:
         return device.relative
-    timed = (name for name in calibration_names("devices", folder) if name not in asked)
-    return next((name for name in timed if load_device(name, folder).relative == device.name), None)
+    others = [load_device(name, folder) for name in calibration_names("devices", folder) if name not in asked]
+    kin = (one.name for one in others if capability(one) == capability(device) or one.relative in asked)
+    return next((name for name in kin if not load_device_calibration(name, folder=folder).told), None)
+
+
+def capability(device: Device) -> str:
+    """Generation and major compute capability of a device, which say what kernels it runs.
+
+    >>> from rlperf.specs.profiles import load_device
+    >>> [capability(load_device(name)) for name in ("b200_sxm", "gb300", "rtx_pro_6000_server")]
+    ['Blackwell sm10', 'Blackwell sm10', 'Blackwell sm12']
+    """
+    words = device.generation.split()
+    return f"{words[0]} {words[-1][:-1]}"
 
 
 def lent_by(

@@ -22,7 +22,7 @@ from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import Problem, SpecError
 from rlperf.files import listed
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.logs import out_of_memory, read_log
+from rlperf.frameworks.logs.read import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
 from rlperf.specs.job import Job

@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 from rlperf.calibrate.logs import LogFit, calibration_text, fit_log, logs_of
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import Audit, audit
-from rlperf.frameworks.dumps import read_rollouts
+from rlperf.frameworks.audit.audit import Audit, audit
 from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import import_config, read_job_or_config, with_architecture
-from rlperf.frameworks.logs import out_of_memory, read_log, same_framework
+from rlperf.frameworks.logs.dumps import read_rollouts
+from rlperf.frameworks.logs.read import out_of_memory, read_log, same_framework
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.question.context import before_any_log, resolve
 from rlperf.specs.own_files import folder_of

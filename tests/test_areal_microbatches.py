@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlperf.api import ask
-from rlperf.frameworks.areal_microbatches import cap_of
+from rlperf.frameworks.areal.microbatches import cap_of
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.imports import import_config, job_of, job_text
 from rlperf.frameworks.run import Run

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 import yaml
 
+from rlperf.frameworks.audit.repairs import broken_rules
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.keytable import Value, flatten
 from rlperf.frameworks.registry import adapter_of
-from rlperf.frameworks.repairs import broken_rules
 from tests.framework_samples import sample_run
 from tests.nested import nest
 

@@ -365,7 +365,7 @@ def test_degrees_follow_the_devices() -> None:
 
 
 def test_engines_are_told_to_run_no_more_than_their_cache_has_room_for() -> None:
-    """What an audit would call too many is not planned (`rlperf.frameworks.findings.engine_findings`)."""
+    """What an audit would call too many is not planned (`rlperf.frameworks.audit.findings.engine_findings`)."""
     task = {**TASK, "max_response_tokens": 32768, "prompts_per_step": 256}
     job = Job.model_validate({"architecture": "Qwen2.5-32B", "cluster": "dgx_a100", "nodes": 2, "tasks": [task]})
     question = ask(job)

@@ -20,8 +20,8 @@ from rlperf.calibrate.request_log import read_request_log
 from rlperf.calibrate.tables import read_table
 from rlperf.diagnose.logs import read_rank_timings
 from rlperf.errors import InfeasibleError, SpecError, nearest
-from rlperf.frameworks.dumps import read_dump
-from rlperf.frameworks.logs import read_log
+from rlperf.frameworks.logs.dumps import read_dump
+from rlperf.frameworks.logs.read import read_log
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
 from rlperf.specs.reader import (

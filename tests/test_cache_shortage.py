@@ -8,7 +8,7 @@ import pytest
 
 import rlperf
 from rlperf.api import ask
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation

@@ -20,7 +20,7 @@ from rlperf.calibrate.rl_framework import constant, with_constants
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.files import audit_config, calibrate_logs
-from rlperf.frameworks.verdict import verdict_of
+from rlperf.frameworks.audit.verdict import verdict_of
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve

@@ -24,7 +24,7 @@ from rlperf.diagnose.logs import (
 )
 from rlperf.diagnose.recorded import graph_of_recording, graph_of_traces, unloaded_token_s
 from rlperf.errors import SpecError
-from rlperf.frameworks.logs import read_log
+from rlperf.frameworks.logs.read import read_log
 from rlperf.sim.rollout import Trajectories
 from rlperf.specs.step_log import StepLog
 from rlperf.workload import LengthTable, Recording

@@ -29,9 +29,9 @@ from rlperf.calibrate.validate import PredictedFigure, Report
 from rlperf.cli import main as cli
 from rlperf.cost.basis import serving_basis
 from rlperf.errors import InfeasibleError, RlperfError
-from rlperf.frameworks.beside_log import Compared
-from rlperf.frameworks.findings import Finding
-from rlperf.frameworks.verdict import Verdict
+from rlperf.frameworks.audit.beside_log import Compared
+from rlperf.frameworks.audit.findings import Finding
+from rlperf.frameworks.audit.verdict import Verdict
 from rlperf.plan.answer.plan import (
     DefaultsComparison,
     MemoryUse,

@@ -10,7 +10,7 @@ import yaml
 
 from rlperf.api import predict_job
 from rlperf.errors import SpecError
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.carried import Carried
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of

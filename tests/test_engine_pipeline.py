@@ -11,7 +11,7 @@ import pytest
 from rlperf.api import ask
 from rlperf.cost.inference import ByTokens, engine_step_cost, tabulated
 from rlperf.cost.replica import Replica, batches_in_flight
-from rlperf.frameworks.findings import engine_findings
+from rlperf.frameworks.audit.findings import engine_findings
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.engine import tabulate
 from rlperf.specs.engine_calibration import load_engine_calibration

@@ -9,7 +9,7 @@ import pytest
 
 from rlperf import plan_job, predict_job
 from rlperf.errors import SpecError
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
 from rlperf.plan.judge.evaluate import Judge

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import Audit, audit, memory_words, report
-from rlperf.frameworks.findings import Finding
+from rlperf.frameworks.audit.audit import Audit, audit, memory_words, report
+from rlperf.frameworks.audit.findings import Finding
+from rlperf.frameworks.audit.repairs import broken_rules, with_keys
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.keytable import flatten
 from rlperf.frameworks.registry import FRAMEWORKS
-from rlperf.frameworks.repairs import broken_rules, with_keys
 from rlperf.layout import Layout
 from rlperf.plan.predict import predict_job
 from rlperf.plan.question.context import resolve
@@ -255,7 +255,7 @@ def test_sound_configurations_pass_without_alarm(tmp_path: Path, base: str) -> N
 
 @pytest.mark.data
 def test_no_alarm_on_the_accepted_examples(measured_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlperf.frameworks.audit.what_ifs", lambda *_: [])  # hints are no alarm, and take long
+    monkeypatch.setattr("rlperf.frameworks.audit.audit.what_ifs", lambda *_: [])  # hints are no alarm, and take long
     tight = []
     for path in sorted((measured_data / "frameworks" / "examples").iterdir()):
         found = audit(import_config([path]), cluster="dgx_h100", plan=False)
@@ -406,7 +406,7 @@ def test_what_does_not_fit_is_not_called_faster_than_the_plan(tmp_path: Path, mo
         asked.append(now_s)
         return None, ""
 
-    monkeypatch.setattr("rlperf.frameworks.audit.best_of", best)
+    monkeypatch.setattr("rlperf.frameworks.audit.audit.best_of", best)
     large = {**VERL, A + "ppo_max_token_len_per_gpu": 500_000}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(nest(large.items())))
     found = audit(import_config([tmp_path / "run.yaml"]), cluster="dgx_h100", gains=False)

@@ -24,7 +24,7 @@ from rlperf.frameworks.keytable import flatten, key_table
 from rlperf.frameworks.readback import read_back
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, TrainerRun, ref
-from rlperf.frameworks.shell_flow import commands
+from rlperf.frameworks.scripts.flow import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.plan import Phase, Plan, PredictedStages, Prediction
 from rlperf.plan.question.pool import BatchSettings, PoolPlan

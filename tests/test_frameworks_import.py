@@ -15,7 +15,7 @@ from rlperf.api import ask
 from rlperf.cli.audited import assumed_of
 from rlperf.cli.main import app
 from rlperf.errors import ExportError, SpecError
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.carried import Carried
 from rlperf.frameworks.export import export_run, write_file
 from rlperf.frameworks.fields import resolve
@@ -24,7 +24,7 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.run_of import from_job
-from rlperf.frameworks.shell_flow import commands
+from rlperf.frameworks.scripts.flow import commands
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
 from rlperf.specs.reader import parse_document, validate

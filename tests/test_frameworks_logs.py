@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from rlperf.errors import SpecError
-from rlperf.frameworks.dumps import read_dump
-from rlperf.frameworks.logs import metric_table, read_log
+from rlperf.frameworks.logs.dumps import read_dump
+from rlperf.frameworks.logs.read import metric_table, read_log
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.specs.step_log import COLUMNS
 from rlperf.workload import LengthTable, concat, fit_model, sample_lengths

@@ -15,13 +15,13 @@ import pytest
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import ExportError, InfeasibleError, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import Audit, audit
+from rlperf.frameworks.audit.audit import Audit, audit
 from rlperf.frameworks.export import export_run, write_file, write_plan
 from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text, with_architecture
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run
-from rlperf.frameworks.slime_reading import DEFAULTS
+from rlperf.frameworks.slime.reading import DEFAULTS
 from rlperf.specs.job import Job
 
 from .framework_samples import sample_run, with_values

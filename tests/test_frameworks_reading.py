@@ -12,14 +12,14 @@ import yaml
 import rlperf
 from rlperf.errors import SpecError, nearest
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
+from rlperf.frameworks.audit.findings import engine_findings, key_findings
+from rlperf.frameworks.audit.repairs import broken_rules
 from rlperf.frameworks.export import export_run, write_file
-from rlperf.frameworks.findings import engine_findings, key_findings
 from rlperf.frameworks.imports import Imported, describe, import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.openrlhf import _placement
 from rlperf.frameworks.registry import adapter_of
-from rlperf.frameworks.repairs import broken_rules
 from rlperf.frameworks.run_of import from_job
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import resolve

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
+from rlperf.frameworks.audit.repairs import in_keys
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.releases import OPENRLHF_NAMES
-from rlperf.frameworks.repairs import in_keys
 from rlperf.frameworks.run import ref
 from tests.nested import nest
 from tests.test_frameworks_audit import AREAL, OPENRLHF, SLIME, TRL, VERL

@@ -13,7 +13,7 @@ import yaml
 from rlperf.api import plan_job, predict_job
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.registry import adapter_of

@@ -14,7 +14,7 @@ import rlperf
 from rlperf.api import ask
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import ExportedPhase, export_run, write_plan
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.keytable import key_table

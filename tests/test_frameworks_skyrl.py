@@ -11,12 +11,12 @@ import pytest
 from rlperf.api import plan_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import export_run, losses
 from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.registry import adapter_of
-from rlperf.frameworks.shell_flow import commands
+from rlperf.frameworks.scripts.flow import commands
 from rlperf.specs.job import Job
 
 from .framework_samples import sample_run, with_values

@@ -161,7 +161,7 @@ def test_every_field_that_the_code_names_exists() -> None:
 def test_every_field_of_a_pool_that_the_code_changes_exists() -> None:
     """Likewise the names that `PoolRun.having` is called with."""
     known, named = set(TrainerRun.model_fields) | set(RolloutRun.model_fields), 0
-    for path in sorted((ROOT / "rlperf" / "frameworks").glob("*.py")):
+    for path in sorted((ROOT / "rlperf" / "frameworks").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)) if ".having(" in text else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "having":

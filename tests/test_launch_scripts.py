@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlperf.frameworks.shell_flow import commands, commands_run
+from rlperf.frameworks.scripts.flow import commands, commands_run
 
 PATH = "P=/data/models/Qwen3-8B.json"
 

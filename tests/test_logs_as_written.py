@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import rlperf
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
-from rlperf.frameworks.beside_log import Compared, compared
-from rlperf.frameworks.logs import read_log, same_framework
+from rlperf.frameworks.audit.beside_log import Compared, compared
+from rlperf.frameworks.logs.read import read_log, same_framework
 from rlperf.specs.step_log import StepLog
 from rlperf.workload import read_recording
 

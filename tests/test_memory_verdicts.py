@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
-from rlperf.frameworks.memory_verdicts import MemoryVerdict, read_verdicts, report, risk_of
+from rlperf.frameworks.audit.memory_verdicts import MemoryVerdict, read_verdicts, report, risk_of
 
 LORA: dict[str, Any] = {
     "data.max_prompt_length": 512, "data.max_response_length": 1024, "actor_rollout_ref.model.lora_rank": 32,

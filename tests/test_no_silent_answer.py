@@ -178,7 +178,7 @@ def test_ppo_is_planned_where_it_can_be_exported(framework: str, tmp_path: Path)
 
 
 def test_ppo_of_a_framework_that_is_planned_without_it_is_no_grpo(tmp_path: Path) -> None:
-    from rlperf.frameworks.audit import audit
+    from rlperf.frameworks.audit.audit import audit
     from rlperf.frameworks.imports import import_config
 
     flags = "--colocate --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine 1 \\\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import rlperf
-from rlperf.frameworks.audit import report
-from rlperf.frameworks.beside_log import Compared
-from rlperf.frameworks.logs import out_of_memory
-from rlperf.frameworks.verdict import lines_of, verdict_of
+from rlperf.frameworks.audit.audit import report
+from rlperf.frameworks.audit.beside_log import Compared
+from rlperf.frameworks.audit.verdict import lines_of, verdict_of
+from rlperf.frameworks.logs.read import out_of_memory
 from rlperf.units import human_bytes
 
 SCRIPT = """python3 -m verl.trainer.main_ppo \\

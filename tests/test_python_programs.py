@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlperf.errors import SpecError
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.imports import import_config, job_of
 
 PROGRAM = """from trl import GRPOConfig, GRPOTrainer

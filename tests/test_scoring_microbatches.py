@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlperf.api import ask
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.keytable import key_table

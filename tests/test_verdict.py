@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from rlperf.cli.main import app
 from rlperf.files import audit_config
-from rlperf.frameworks import audit as auditing
-from rlperf.frameworks.audit import report
-from rlperf.frameworks.beside_log import Compared
-from rlperf.frameworks.verdict import CHANGES, lines_of, verdict_of
+from rlperf.frameworks.audit import audit as auditing
+from rlperf.frameworks.audit.audit import report
+from rlperf.frameworks.audit.beside_log import Compared
+from rlperf.frameworks.audit.verdict import CHANGES, lines_of, verdict_of
 
 SCRIPT = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B \\
   data.train_batch_size=128 data.max_prompt_length=1024 data.max_response_length=4096 actor_rollout_ref.rollout.n=8 \\

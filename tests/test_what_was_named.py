@@ -14,7 +14,7 @@ import rlperf
 from rlperf.api import ask
 from rlperf.cli import main
 from rlperf.cli.compare import _names
-from rlperf.frameworks.audit import report
+from rlperf.frameworks.audit.audit import report
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config

@@ -21,7 +21,7 @@ from rlperf.cli.audited import (
 from rlperf.cli.output import AsJson, console, print_json, progress
 
 if TYPE_CHECKING:
-    from rlperf.frameworks.audit import Audit
+    from rlperf.frameworks.audit.audit import Audit
 
 UNPREDICTED = "keys and rules hold, but memory and time could not be predicted: that is no pass"
 UNCHECKED = "keys hold, but rules were not checked, and memory and time not predicted: that is no pass"
@@ -58,7 +58,7 @@ def audit(
     Example: rlperf audit run_grpo.yaml --cluster dgx_h100
     """
     from rlperf.files import audit_config
-    from rlperf.frameworks.audit import report
+    from rlperf.frameworks.audit.audit import report
     from rlperf.frameworks.imports import describe
 
     with progress("auditing") as bar:
@@ -86,7 +86,7 @@ def audit(
 
 def _plain(found: Audit, passes: bool | None) -> dict[str, Any]:
     """The audit as plain data."""
-    from rlperf.frameworks.audit import memory_words
+    from rlperf.frameworks.audit.audit import memory_words
 
     return {
         "schema_version": 1,

@@ -36,8 +36,8 @@ def replan(
     """
     from rlperf.api import ask
     from rlperf.errors import SpecError
-    from rlperf.frameworks.dumps import read_rollouts
-    from rlperf.frameworks.logs import read_log, same_framework
+    from rlperf.frameworks.logs.dumps import read_rollouts
+    from rlperf.frameworks.logs.read import read_log, same_framework
     from rlperf.plan.predict import evaluate_job
     from rlperf.plan.replan import replan_job
     from rlperf.specs.own_files import folder_of

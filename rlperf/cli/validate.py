@@ -13,7 +13,7 @@ from rlperf.calibrate.statistics import Summary
 from rlperf.calibrate.validate import KINDS, Report, validate_paths
 from rlperf.cli.output import AsJson, print_json, progress
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks import memory_verdicts
+from rlperf.frameworks.audit import memory_verdicts
 
 VERDICT = "verdict"
 """Kind of a file of configurations that ran out of memory or fitted: read by the frameworks' importers."""

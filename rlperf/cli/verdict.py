@@ -39,7 +39,7 @@ def verdict(
     Example: rlperf verdict run_grpo.yaml --log console.log --cluster dgx_h100
     """
     from rlperf.files import audit_config
-    from rlperf.frameworks.verdict import lines_of, verdict_of
+    from rlperf.frameworks.audit.verdict import lines_of, verdict_of
 
     with progress("judging") as bar:
         found = audit_config(

@@ -318,7 +318,7 @@ def _write(table: Any, out: Path, data_parallel: int, tensor_parallel: int) -> l
 
 def _read(paths: Sequence[str], skip_damaged: bool, cap: int | None, tokenizer: str | None = None) -> Recording:
     """Read with a progress bar; what was skipped is reported on stderr. Dumps of a framework count as recordings."""
-    from rlperf.frameworks.dumps import hold_dumps, read_dump
+    from rlperf.frameworks.logs.dumps import hold_dumps, read_dump
     from rlperf.workload.readers import read_recording
     from rlperf.workload.records import Recording
 

@@ -255,7 +255,7 @@ def _span_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
 
 
 def _own_names(framework: str) -> frozenset[str]:
-    """Names of the frozen tables (`Run.facts`) that a framework's module has."""
+    """Names of the frozen tables (`Run.facts`) that a framework's module or package has."""
     owned = (
         value
         for value in vars(import_module(f"rlperf.frameworks.{framework}")).values()

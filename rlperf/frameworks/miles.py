@@ -1,6 +1,6 @@
 """miles, a fork of slime: its flags, and beside them LoRA, a critic on GPUs of its own, RDMA and a bound on staleness.
 
-Only what differs from `rlperf.frameworks.slime` stands here. Unknown flags are refused.
+Only what differs from `rlperf.frameworks.slime.adapter` stands here. Unknown flags are refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rlperf.frameworks.adapter import Source, node_shape
 from rlperf.frameworks.fields import LORA_RANK, Field, Setting, Target, Unit, field
 from rlperf.frameworks.keytable import Value
 from rlperf.frameworks.run import Run, ref
-from rlperf.frameworks.slime import FIELDS, SERVED, Slime, served
-from rlperf.frameworks.slime_reading import BOUND, SlimeFacts
+from rlperf.frameworks.slime.adapter import FIELDS, SERVED, Slime, served
+from rlperf.frameworks.slime.reading import BOUND, SlimeFacts
 
 _TRANSFER, _FULLY = "update-weight-transfer-mode", "fully-async"
 _SENT = {"rdma": "p2p", "packed_broadcast": "broadcast"}

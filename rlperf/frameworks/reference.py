@@ -9,7 +9,7 @@ from pathlib import Path
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.fields import Field
 from rlperf.frameworks.keytable import ABSENT, KeyTable, key_table
-from rlperf.frameworks.logs import metric_table
+from rlperf.frameworks.logs.read import metric_table
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
 from rlperf.specs.framework import FrameworkFacts, UnderWay
 from rlperf.specs.keyless_settings import KeylessSettings

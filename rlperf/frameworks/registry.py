@@ -1,4 +1,5 @@
-"""The frameworks that rlperf knows: those with facts in ``facts/NAME.yaml`` and an adapter in ``NAME.py``."""
+"""The frameworks that rlperf knows: facts in ``facts/NAME.yaml``, an adapter in ``NAME.py`` or, of several files, in
+``NAME/``."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ import yaml
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Source, is_other_program
 from rlperf.frameworks.keytable import Value, flatten, sections
-from rlperf.frameworks.python_script import makes_configuration, read_python
 from rlperf.frameworks.registry import FRAMEWORKS
-from rlperf.frameworks.shell import Word
-from rlperf.frameworks.shell_flow import commands, commands_run
+from rlperf.frameworks.scripts.flow import commands, commands_run
+from rlperf.frameworks.scripts.python import makes_configuration, read_python
+from rlperf.frameworks.scripts.shell import Word
 from rlperf.specs.reader import Document, is_file, parse_document, read_text, reading
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)

@@ -51,7 +51,7 @@ def _asked(folder: Path) -> Any:
 
 
 def _verdicts(folder: Path) -> Any:
-    from rlperf.frameworks.memory_verdicts import report
+    from rlperf.frameworks.audit.memory_verdicts import report
 
     return report(folder / "verdicts.jsonl").to_dict()
 

@@ -181,7 +181,7 @@ def _explained(file: str) -> Ask:
 
 def _log(file: str) -> Ask:
     def ask(folder: Path) -> Any:
-        from rlperf.frameworks.logs import read_log
+        from rlperf.frameworks.logs.read import read_log
 
         return {f"{stage}_s": seconds for stage, seconds in read_log([folder / file]).stage_means().items()}
 
@@ -189,7 +189,7 @@ def _log(file: str) -> Ask:
 
 
 def _dump(folder: Path) -> Any:
-    from rlperf.frameworks.dumps import read_dump
+    from rlperf.frameworks.logs.dumps import read_dump
 
     table = read_dump([folder / "dump.jsonl"])
     return {"tokens": [int(table.prompt_tokens.min()), int(table.response_tokens.min())]}
@@ -232,7 +232,7 @@ def _engine_traces(folder: Path) -> Any:
 
 def _imported(file: str, *, predict: bool = False) -> Ask:
     def ask(folder: Path) -> Any:
-        from rlperf.frameworks.audit import audit, report
+        from rlperf.frameworks.audit.audit import audit, report
         from rlperf.frameworks.imports import describe, import_config, job_of, job_text
 
         imported = import_config([folder / file])

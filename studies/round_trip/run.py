@@ -20,7 +20,7 @@ import polars as pl
 import rlperf
 from rlperf.api import Question, ask
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
-from rlperf.frameworks.audit import audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import losses, write_file, write_plan
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.registry import FRAMEWORKS

@@ -13,10 +13,9 @@ import numpy as np
 from rlperf.calibrate.logs import logs_of
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit_best import best_of
-from rlperf.frameworks.beside_log import Compared, compared, log_findings
-from rlperf.frameworks.expressible import as_framework_runs
-from rlperf.frameworks.findings import (
+from rlperf.frameworks.audit.beside_log import Compared, compared, log_findings
+from rlperf.frameworks.audit.best import best_of
+from rlperf.frameworks.audit.findings import (
     LIKELY,
     Cache,
     Finding,
@@ -28,8 +27,9 @@ from rlperf.frameworks.findings import (
     rule_findings,
     sort,
 )
+from rlperf.frameworks.audit.offers import Predict, WhatIf, gain_findings, repaired, what_ifs
+from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.imports import Imported, job_of
-from rlperf.frameworks.offers import Predict, WhatIf, gain_findings, repaired, what_ifs
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import Phase, Plan, Prediction

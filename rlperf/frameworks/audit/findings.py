@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.audit.repairs import for_rule, in_keys
 from rlperf.frameworks.engine_arguments import newer_name, uncounted
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import MANDATORY, Field
 from rlperf.frameworks.imports import Imported, other_trainers, unstated
 from rlperf.frameworks.keytable import Flat, Value
-from rlperf.frameworks.repairs import for_rule, in_keys
 from rlperf.frameworks.run import Ref, ref
 from rlperf.frameworks.scorer_keys import misled
 from rlperf.plan.answer.plan import Prediction

@@ -2,7 +2,7 @@
 
 Only what a launch script needs of bash: ``NAME=value``, ``NAME=(...)``, ``NAME+=(...)``, ``export``, ``$NAME``,
 ``${NAME}``, ``${NAME:-default}``, ``: ${NAME:=default}``, ``"${NAME[@]}"``, ``"${NAME[@]:1}"``, a function's ``"$@"``,
-and what `rlperf.frameworks.shell_values` works out of text. Commands are never executed; the result of any other
+and what `rlperf.frameworks.scripts.values` works out of text. Commands are never executed; the result of any other
 ``$(...)`` is unknown and stays as text.
 """
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rlperf.frameworks.shell_values import COMMAND, OPERATION, arithmetic, computed, operated
+from rlperf.frameworks.scripts.values import COMMAND, OPERATION, arithmetic, computed, operated
 
 _ASSIGN = re.compile(r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(

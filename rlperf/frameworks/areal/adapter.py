@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source
-from rlperf.frameworks.areal_allocation import allocation, parse_allocation, with_backend
-from rlperf.frameworks.areal_microbatches import cap_of, whole_passes
-from rlperf.frameworks.areal_reading import ALSO_READ, ArealFacts, read_rest, read_trainer, stated_role, unread_teacher
-from rlperf.frameworks.areal_trained import adapters, in_eight_bits
+from rlperf.frameworks.areal.allocation import allocation, parse_allocation, with_backend
+from rlperf.frameworks.areal.microbatches import cap_of, whole_passes
+from rlperf.frameworks.areal.reading import ALSO_READ, ArealFacts, read_rest, read_trainer, stated_role, unread_teacher
+from rlperf.frameworks.areal.trained import adapters, in_eight_bits
 from rlperf.frameworks.engine_arguments import SGLANG_CHUNK, sglang_prefill, whole_prompts
 from rlperf.frameworks.fields import (
     COMPUTE_DTYPE,

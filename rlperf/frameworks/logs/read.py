@@ -10,7 +10,7 @@ import numpy as np
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.log_carriers import metrics_of
+from rlperf.frameworks.logs.carriers import metrics_of
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.specs.reader import read_text, reading
 from rlperf.specs.step_log import STAGES, FloatArray, StepLog

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from rlperf.frameworks.shell import (
+from rlperf.frameworks.scripts.shell import (
     ARGUMENTS,
     Command,
     Shell,

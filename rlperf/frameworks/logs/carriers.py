@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.log_consoles import Row, numbers, rows_of_console
-from rlperf.frameworks.tfevents import scalars
+from rlperf.frameworks.logs.consoles import Row, numbers, rows_of_console
+from rlperf.frameworks.logs.tfevents import scalars
 from rlperf.specs.reader import csv_rows, parse_json, read_text
 
 _STATED = ("step",)

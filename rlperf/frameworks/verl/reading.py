@@ -10,7 +10,7 @@ from rlperf.frameworks.drafting import read_sglang, read_vllm
 from rlperf.frameworks.fields import TOKENS_PER_DEVICE
 from rlperf.frameworks.keytable import Flat
 from rlperf.frameworks.run import BatchFacts, Run, TrainerRun
-from rlperf.frameworks.verl_settings import CHARACTERS, NO_SYNC, OLD_REPLAY, REF, A, G, M, R
+from rlperf.frameworks.verl.settings import CHARACTERS, NO_SYNC, OLD_REPLAY, REF, A, G, M, R
 from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, mode_of_staleness
 from rlperf.specs.pool import Offload
@@ -283,7 +283,7 @@ def _separate(flat: Flat) -> tuple[Mode, int]:
 
 
 def read_drafts(flat: Flat, run: Run) -> str | None:
-    """Speculative decoding as `rlperf.frameworks.verl_settings.drafts` writes it."""
+    """Speculative decoding as `rlperf.frameworks.verl.settings.drafts` writes it."""
     mtp, own = M + "mtp.", f"{R}engine_kwargs.{run.rollout.backend}."
     sglang = run.rollout.backend == "sglang"
     if flat.get(mtp + "enable") and flat.get(mtp + "enable_rollout"):

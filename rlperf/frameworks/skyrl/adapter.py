@@ -47,7 +47,7 @@ from rlperf.frameworks.nearest import (
 from rlperf.frameworks.nearest import without_ulysses as ring
 from rlperf.frameworks.phases import enough_epochs
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
-from rlperf.frameworks.skyrl_reading import (
+from rlperf.frameworks.skyrl.reading import (
     ALSO_READ,
     OLD,
     OLDER,

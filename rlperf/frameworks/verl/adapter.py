@@ -56,7 +56,7 @@ from rlperf.frameworks.fields import (
 from rlperf.frameworks.keytable import flatten, key_table
 from rlperf.frameworks.nearest import without_pipeline, without_ulysses
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun
-from rlperf.frameworks.verl_reading import (
+from rlperf.frameworks.verl.reading import (
     ALSO_READ,
     RECIPE_DEFAULTS,
     VerlFacts,
@@ -71,7 +71,7 @@ from rlperf.frameworks.verl_reading import (
     read_trainer,
     with_old_keys,
 )
-from rlperf.frameworks.verl_settings import (
+from rlperf.frameworks.verl.settings import (
     NO_SYNC,
     OLD_REPLAY,
     OLD_WORKERS,

@@ -35,7 +35,7 @@ from rlperf.frameworks.fields import (
 )
 from rlperf.frameworks.keytable import ABSENT, Flat, key_table, sections
 from rlperf.frameworks.nearest import without_ulysses
-from rlperf.frameworks.nemo_rl_settings import (
+from rlperf.frameworks.nemo_rl.settings import (
     ASYNC,
     STREAM,
     D,

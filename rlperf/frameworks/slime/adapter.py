@@ -44,8 +44,8 @@ from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import Flat, Value, key_table
 from rlperf.frameworks.nearest import with_stage_ends, without_activation_offload, without_ulysses
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun, ref
-from rlperf.frameworks.slime_model import model_flags
-from rlperf.frameworks.slime_reading import (
+from rlperf.frameworks.slime.model import model_flags
+from rlperf.frameworks.slime.reading import (
     ALSO_READ,
     ARCHITECTURE,
     BOUND,

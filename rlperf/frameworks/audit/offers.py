@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rlperf.frameworks.findings import PHASES, Cache, Finding, key_of
+from rlperf.frameworks.audit.findings import PHASES, Cache, Finding, key_of
+from rlperf.frameworks.audit.repairs import Repair, broken_rules, in_keys
 from rlperf.frameworks.imports import Imported
 from rlperf.frameworks.keytable import Value
-from rlperf.frameworks.repairs import Repair, broken_rules, in_keys
 from rlperf.frameworks.run import Ref, Run, ref
 from rlperf.plan.answer.plan import Prediction
 from rlperf.specs.pool import Role

@@ -39,7 +39,7 @@ from rlperf.frameworks.nearest import (
     without_ulysses,
 )
 from rlperf.frameworks.phases import enough_epochs
-from rlperf.frameworks.rlinf_placement import PLACED, grouped, placements, ranks_of
+from rlperf.frameworks.rlinf.placement import PLACED, grouped, placements, ranks_of
 from rlperf.frameworks.run import RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.writing import comment, hydra_value, script, shell_word, yaml_scalar
 

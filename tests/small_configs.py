@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.hf_config import from_hf
+from rlperf.specs.hf.config import from_hf
 
 PLAIN: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,

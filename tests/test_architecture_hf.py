@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rlperf.cost.parameters import active_parameters, language_parameters, parameters
 from rlperf.errors import SpecError
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.hf_config import from_hf
-from rlperf.specs.hf_families import FAMILIES, REFUSED
+from rlperf.specs.hf.config import from_hf
+from rlperf.specs.hf.families import FAMILIES, REFUSED
 from rlperf.specs.profiles import architecture_names, load_architecture
 
 LLAMA: dict[str, Any] = {

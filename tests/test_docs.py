@@ -48,7 +48,7 @@ from rlperf.plan.answer.plan import (
 from rlperf.plan.size import Floor, SizeRow, Sizing
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
-from rlperf.specs.hf_families import FAMILIES, REFUSED
+from rlperf.specs.hf.families import FAMILIES, REFUSED
 from rlperf.specs.job import Horizon, Job, Limits, Objective, SpotNodes, Task, WholeRun
 from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
 from rlperf.specs.scorer import Scorer

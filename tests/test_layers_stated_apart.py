@@ -18,7 +18,7 @@ from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
-from rlperf.specs.hf_config import from_hf
+from rlperf.specs.hf.config import from_hf
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import load_trainer
 from tests.small_configs import LATENT, PLAIN, read

@@ -6,7 +6,7 @@ import pytest
 
 from rlperf.cost.parameters import parameters
 from rlperf.errors import SpecError
-from rlperf.specs.hf_config import from_hf
+from rlperf.specs.hf.config import from_hf
 from tests.small_configs import LATENT, PLAIN, read
 
 TOWER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,

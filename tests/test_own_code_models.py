@@ -9,7 +9,7 @@ import pytest
 from rlperf.cost.parameters import parameters
 from rlperf.errors import SpecError
 from rlperf.specs.architecture import Architecture
-from rlperf.specs.hf_config import from_hf
+from rlperf.specs.hf.config import from_hf
 
 MINICPM_2B: dict[str, Any] = {
     "model_type": "minicpm", "hidden_size": 2304, "intermediate_size": 5760, "num_hidden_layers": 40,

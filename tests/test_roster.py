@@ -15,7 +15,7 @@ from rlperf.cost.parameters import active_parameters, language_parameters, param
 from rlperf.errors import SpecError
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
-from rlperf.specs.hf_config import from_hf
+from rlperf.specs.hf.config import from_hf
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.short_job import job_text, short_job
 

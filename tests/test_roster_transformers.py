@@ -19,10 +19,10 @@ import pytest
 from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import active_parameters, language_parameters, parameters, tower_parameters
 from rlperf.errors import SpecError
-from rlperf.specs.hf_config import from_hf
-from rlperf.specs.hf_defaults import left_out
-from rlperf.specs.hf_families import REFUSED
-from rlperf.specs.hf_names import HEADS, HIDDEN, LAYERS
+from rlperf.specs.hf.config import from_hf
+from rlperf.specs.hf.defaults import left_out
+from rlperf.specs.hf.families import REFUSED
+from rlperf.specs.hf.names import HEADS, HIDDEN, LAYERS
 
 TABLE = Path(__file__).parent / "transformers_families.jsonl"
 ROWS: dict[str, dict[str, Any]] = {

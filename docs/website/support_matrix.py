@@ -17,7 +17,7 @@ from rlperf.cost.roofline import gemm_fit
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
-from rlperf.specs.hf_families import FAMILIES, REFUSED
+from rlperf.specs.hf.families import FAMILIES, REFUSED
 from rlperf.specs.profiles import architecture_names, load_architecture, profile_names
 
 TARGET = Path(__file__).resolve().parent.parent / "reference" / "support.md"

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rlperf.errors import Problem, SpecError, nearest
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
-from rlperf.specs.hf_config import from_hf, looks_like_hf
+from rlperf.specs.hf.config import from_hf, looks_like_hf
 from rlperf.specs.labels import (
     SAME_SIZE,
     SHOWN,

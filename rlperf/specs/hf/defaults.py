@@ -1,4 +1,4 @@
-"""What a configuration leaves out since the class of its ``model_type`` in Transformers has it: ``hf_defaults.yaml``.
+"""What a configuration leaves out since the class of its ``model_type`` in Transformers has it: ``defaults.yaml``.
 
 Files leave numbers out that equal the default of their class, parts of composite ones above all: the ``text_config`` of
 gemma-3-4b states four numbers, that of llava-1.5-7b two. Without the default a model of experts would be read as a
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlperf.specs import hf_names as names
+from rlperf.specs.hf import names
 from rlperf.specs.reader import read_document
 
 GROUPS: tuple[tuple[str, ...], ...] = (
@@ -40,7 +40,7 @@ OF_PARTS: tuple[tuple[str, ...], ...] = (
 
 @cache
 def _table() -> dict[str, dict[str, int]]:
-    return dict(read_document(Path(__file__).with_name("hf_defaults.yaml")).data)
+    return dict(read_document(Path(__file__).with_name("defaults.yaml")).data)
 
 
 def class_sizes(tower: str) -> dict[str, int]:

@@ -7,7 +7,7 @@ Every count follows the module's weights as its ``transformers`` implementation 
 from __future__ import annotations
 
 from rlperf.specs.architecture import VisionTower
-from rlperf.specs.hf_fields import Fields
+from rlperf.specs.hf.fields import Fields
 
 
 def block_parameters(hidden: int, ffn_hidden: int, *, gated: bool, norm_weights: int) -> int:

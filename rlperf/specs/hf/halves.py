@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlperf.specs.hf_families import Family
-from rlperf.specs.hf_fields import Fields
+from rlperf.specs.hf.families import Family
+from rlperf.specs.hf.fields import Fields
 
 _SKIPPED = {
     "mixer": ("attention", "self_attn", "self_attention", "attn", "mixer"),

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlperf.specs import hf_names as names
 from rlperf.specs.architecture import KindNumbers, LatentAttention, Variant
-from rlperf.specs.hf_blocks import block_configs, nemotron
-from rlperf.specs.hf_families import Family
-from rlperf.specs.hf_feed_forwards import feed_forwards, has_experts
-from rlperf.specs.hf_fields import Fields
-from rlperf.specs.hf_halves import FULL, NONE, Given, Mixer, ReadHalf
+from rlperf.specs.hf import names
+from rlperf.specs.hf.blocks import block_configs, nemotron
+from rlperf.specs.hf.families import Family
+from rlperf.specs.hf.feed_forwards import feed_forwards, has_experts
+from rlperf.specs.hf.fields import Fields
+from rlperf.specs.hf.halves import FULL, NONE, Given, Mixer, ReadHalf
 
 INDEXED = {word for word, kind in names.WORDS.items() if kind == "indexed"}
 """Words of layers in front of which an index chooses keys; a list that has one leaves the others without one."""

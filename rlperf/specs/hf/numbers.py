@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlperf.specs import hf_names as names
 from rlperf.specs.architecture import KindNumbers, LinearAttention, StateSpace
-from rlperf.specs.hf_fields import Fields
-from rlperf.specs.hf_halves import Given
-from rlperf.specs.hf_layers import block_sparse
+from rlperf.specs.hf import names
+from rlperf.specs.hf.fields import Fields
+from rlperf.specs.hf.halves import Given
+from rlperf.specs.hf.layers import block_sparse
 
 
 def state_space(given: Given) -> StateSpace:

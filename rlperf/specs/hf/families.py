@@ -31,7 +31,7 @@ class Family:
     sliding_kv_times : key heads of sliding layers over those of full ones where the configuration does not say
     sliding_heads : query heads of sliding layers where the configuration does not say; 0: those of all
     other : mixer of the other layers; empty: sliding attention where there is a window
-    words : words of layer lists that mean something else here than in `rlperf.specs.hf_names.WORDS`
+    words : words of layer lists that mean something else here than in `rlperf.specs.hf.names.WORDS`
     compressed : keys are gathered, so that the tokens of one must be given for every layer
     latent : attention is multi-head latent, so that its ranks must be given
     gate_reads_queries : as in `LatentAttention`

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlperf.specs import hf_names as names
 from rlperf.specs.architecture import Experts
-from rlperf.specs.hf_fields import Fields
-from rlperf.specs.hf_halves import FULL, NONE, Given, Mixer, ReadHalf
+from rlperf.specs.hf import names
+from rlperf.specs.hf.fields import Fields
+from rlperf.specs.hf.halves import FULL, NONE, Given, Mixer, ReadHalf
 
 _NEMOTRON: dict[str, tuple[ReadHalf, ReadHalf]] = {
     "M": (ReadHalf("mamba"), NONE),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from rlperf.specs import hf_names as names
 from rlperf.specs.architecture import Experts
-from rlperf.specs.hf_halves import NONE, Given, ReadHalf
+from rlperf.specs.hf import names
+from rlperf.specs.hf.halves import NONE, Given, ReadHalf
 
 
 def feed_forwards(given: Given) -> list[ReadHalf]:

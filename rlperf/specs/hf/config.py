@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.architecture import Architecture, Experts
-from rlperf.specs.hf_defaults import left_out
-from rlperf.specs.hf_families import FAMILIES, REFUSED, Family
-from rlperf.specs.hf_feed_forwards import experts
-from rlperf.specs.hf_fields import Fields, Line
-from rlperf.specs.hf_halves import Given, ReadHalf
-from rlperf.specs.hf_layers import LATENT_KINDS, count_layers, dropped_window, halves, latent_ranks, named
-from rlperf.specs.hf_names import (
+from rlperf.specs.hf.defaults import left_out
+from rlperf.specs.hf.families import FAMILIES, REFUSED, Family
+from rlperf.specs.hf.feed_forwards import experts
+from rlperf.specs.hf.fields import Fields, Line
+from rlperf.specs.hf.halves import Given, ReadHalf
+from rlperf.specs.hf.layers import LATENT_KINDS, count_layers, dropped_window, halves, latent_ranks, named
+from rlperf.specs.hf.names import (
     BIAS,
     DENSE_FIRST,
     DENSE_WIDTH,
@@ -47,8 +47,8 @@ from rlperf.specs.hf_names import (
     VOCABULARY,
     WINDOW,
 )
-from rlperf.specs.hf_numbers import further, linear_attention, state_space
-from rlperf.specs.hf_towers import audio_parameters, tower
+from rlperf.specs.hf.numbers import further, linear_attention, state_space
+from rlperf.specs.hf.towers import audio_parameters, tower
 
 _MASKED = {"type_vocab_size": "bert", "attention_probs_dropout_prob": "bert-generation", "mask_token_id": "llada"}
 """Fields of masked models, segments of their input first, and whose layers an unknown model_type with one has."""

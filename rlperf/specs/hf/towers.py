@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 
 from rlperf.specs.architecture import VisionTower
-from rlperf.specs.hf_defaults import class_sizes
-from rlperf.specs.hf_fields import Fields
-from rlperf.specs.hf_vision import (
+from rlperf.specs.hf.defaults import class_sizes
+from rlperf.specs.hf.fields import Fields
+from rlperf.specs.hf.vision import (
     FFN_WIDTHS,
     HEADS,
     HIDDEN,

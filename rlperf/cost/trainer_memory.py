@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.vision import tower_bytes
-from rlperf.cost.memory_activations import LayerActivations, layer_activations
+from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.memory_parameters import (
     OFFLOADS_ACTIVATIONS,
     OFFLOADS_OPTIMIZER,
@@ -95,87 +95,55 @@ def trainer_memory(
     forward_only: bool = False,
     patches: npt.ArrayLike = 0.0,
 ) -> MemoryParts:
-    """Peak memory of one device during an optimizer update (or a forward-only pass).
+    """Peak memory of one device during an optimizer update (or a forward-only pass), over layouts and microbatches.
 
-    Long because three moments compete for the peak, and every part is reported at the one that wins.
+    Three moments compete for the peak, and every part is reported at the one that wins: backward and loss
+    (`_before_update`), and the optimizer's step.
 
     Parameters
     ----------
     options : narrow dtypes add the backend's narrow copies of the weights
     patches : image patches of a microbatch, kept through the vision tower of the first stage [1]
     forward_only : scoring: nothing is kept for a backward, no gradients, no optimizer on the device
-
-    Returns
-    -------
-    MemoryParts, arrays of the broadcast shape of ``layout`` and ``microbatches``
     """
     stage = stage_parameters(arch, layout, options.ends, frozen_tower=options.frozen_tower)
-    kept = layer_activations(
-        arch, layout,
-        dropout=trainer.timing.kernel_attention == "unfused", unfused=trainer.timing.kernel_attention == "unfused",
-        linear_input=None if options.dtype in ("bf16", "fp16", "fp32") else 1.0, compiled=options.compiled,
-        # a scoring pass drops what was gathered
-        gathers_once=forward_only or options.switches_of(trainer).gathers_once,
-    )  # fmt: skip
     tokens = microbatches.tokens / (layout.context_parallel * layout.ulysses)
     pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)
     states = _states(arch, trainer, layout, stage, options, forward_only)
-    one = _activations(trainer, layout, kept, tokens, pairs, options, forward_only)
-    first, second, last = (np.ones(()),) * 3 if forward_only else in_flight(layout, microbatches)
+    one = _activations(arch, trainer, layout, tokens, pairs, options, forward_only)
+    counts = (np.ones(()),) * 3 if forward_only else in_flight(layout, microbatches)
     logits = _logit_bytes(arch, trainer, layout, tokens, options, forward_only)
-    single, space = layout.pipeline_parallel == 1, trainer.workspace
-    plain = 0.0 if forward_only or options.lora_rank else 1.0
     tower = np.zeros(()) if forward_only or options.frozen_tower else tower_bytes(arch, layout, patches)
-    at_first = first * (stage.layers * one.dense + stage.routed_first * one.routed) + tower
-    at_second = second * (stage.layers * one.dense + stage.routed_between * one.routed)
-    second_wins = (layout.pipeline_parallel > 2) & (
-        at_second + sum(states.between) > at_first + sum(states.first) + sum(states.embedding)
-    )
-    at_backward = np.where(second_wins, at_second, at_first) + one.working
-    early = [
-        np.where(second_wins, b, f + e) for f, b, e in zip(states.first, states.between, states.embedding, strict=True)
-    ]
-    at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + 4.0 * arch.hidden * tokens
-    at_loss = at_loss + np.where(single, tower, 0.0)
+    space, plain = trainer.workspace, 0.0 if forward_only or options.lora_rank else 1.0
     scratch = plain * space.weight_scratch * stage.layer_dense
-    scratch_loss = scratch + plain * space.loss_scratch * stage.layer_dense
-    at_update = (0.0 if forward_only else 1.0) * space.optimizer_scratch * states.updated
-    differ = np.where(single, 0.0, sum(states.last) + sum(states.head) - sum(early))
-    loss_wins = at_loss + logits + scratch_loss + differ > at_backward + scratch
-    weights, gradients, optimizer = (
-        np.where(single, f + h, np.where(loss_wins, b + h, f))
-        for f, b, h in zip(early, states.last, states.head, strict=True)
-    )
-    activations = np.where(loss_wins, at_loss, at_backward)
-    logits_now = np.where(loss_wins, logits, 0.0)
+    scratches = scratch, scratch + plain * space.loss_scratch * stage.layer_dense
+    ends = 4.0 * arch.hidden * tokens
+    most = _before_update(layout, stage, states, one, counts, logits, ends, tower, scratches)
     communication = _communication(arch, trainer, layout, stage, tokens, options.lora_rank, forward_only)
-    scratch = np.where(loss_wins, scratch_loss, scratch) + space.fixed
-    loose = activations + logits_now + communication + scratch
+    scratch = most.scratch + space.fixed
+    loose = most.activations + most.logits + communication + scratch
+    at_update = (0.0 if forward_only else 1.0) * space.optimizer_scratch * states.updated
+    weights, gradients, optimizer = most.states
     # without buffers the only backward ends before all gradients exist; the update's temporaries come after it
-    absent = np.where(microbatches.count > 1, 0.0, gradients) * (0.0 if space.gradient_buffers else 1.0)
+    several = microbatches.count > 1
+    absent = np.where(several, 0.0, gradients) * (0.0 if space.gradient_buffers else 1.0)
     waiting: FloatArray = np.zeros(())
     if options.whole_gradients and not forward_only:
-        more = whole_gradients(arch, trainer, layout, options) - gradients
-        waiting = np.where(microbatches.count > 1, more, 0.0)
+        waiting = np.where(several, whole_gradients(arch, trainer, layout, options) - gradients, 0.0)
     update_wins = at_update + absent > loose + waiting
     scratch = scratch + np.where(update_wins, np.maximum(at_update - loose, -scratch), 0.0)
     gradients = np.where(update_wins, gradients, gradients - absent)
     loose = np.where(update_wins, at_update, loose)
-    multiprocessors = hw.device.multiprocessors or 0
-    context = space.context + space.context_per_multiprocessor * multiprocessors
+    context = space.context + space.context_per_multiprocessor * (hw.device.multiprocessors or 0)
     return MemoryParts(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=activations,
-        logits=logits_now,
+        weights, gradients, optimizer, most.activations, most.logits,
         communication=communication + np.where(update_wins, 0.0, waiting),
         workspace=scratch + space.fragmentation * loose,
         context=np.broadcast_to(np.asarray(context), np.shape(loose)),
-        host=states.host + first * (stage.layers * one.parked_dense + stage.routed_between * one.parked_routed),
+        host=states.host + counts[0] * (stage.layers * one.parked_dense + stage.routed_between * one.parked_routed),
         low=trainer.memory_low,
         high=trainer.memory_high,
-    )
+    )  # fmt: skip
 
 
 def whole_gradients(
@@ -209,6 +177,57 @@ class _States:
     head: Triple
     host: FloatArray
     updated: FloatArray
+
+
+@dataclass(frozen=True)
+class _Most:
+    """The fuller moment of a microbatch: states of its stage, and what is loose beside them [bytes]."""
+
+    states: Triple
+    activations: FloatArray
+    logits: FloatArray
+    scratch: FloatArray
+
+
+def _before_update(
+    layout: Layout, stage: StageParameters, states: _States, one: _Kept, counts: Triple, logits: FloatArray,
+    ends: FloatArray, tower: FloatArray, scratches: tuple[FloatArray, FloatArray],
+) -> _Most:  # fmt: skip
+    """The backward of the first or second stage, or the loss on the last: whichever holds more.
+
+    Parameters
+    ----------
+    counts : microbatches that the first, the second and the last stage keep [1]
+    ends : what the head is given, and its gradient [bytes]
+    tower : of the vision tower, which the first stage keeps [bytes]
+    scratches : in the backward, and in the loss [bytes]
+    """
+    first, second, last = counts
+    scratch, scratch_loss = scratches
+    single = layout.pipeline_parallel == 1
+    at_first = first * (stage.layers * one.dense + stage.routed_first * one.routed) + tower
+    at_second = second * (stage.layers * one.dense + stage.routed_between * one.routed)
+    second_wins = (layout.pipeline_parallel > 2) & (
+        at_second + sum(states.between) > at_first + sum(states.first) + sum(states.embedding)
+    )
+    at_backward = np.where(second_wins, at_second, at_first) + one.working
+    early = [
+        np.where(second_wins, b, f + e) for f, b, e in zip(states.first, states.between, states.embedding, strict=True)
+    ]
+    at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + ends
+    at_loss = at_loss + np.where(single, tower, 0.0)
+    differ = np.where(single, 0.0, sum(states.last) + sum(states.head) - sum(early))
+    loss_wins = at_loss + logits + scratch_loss + differ > at_backward + scratch
+    weights, gradients, optimizer = (
+        np.where(single, f + h, np.where(loss_wins, b + h, f))
+        for f, b, h in zip(early, states.last, states.head, strict=True)
+    )
+    return _Most(
+        (weights, gradients, optimizer),
+        activations=np.where(loss_wins, at_loss, at_backward),
+        logits=np.where(loss_wins, logits, 0.0),
+        scratch=np.where(loss_wins, scratch_loss, scratch),
+    )
 
 
 def _bytes_per_parameter(
@@ -324,13 +343,20 @@ class _Kept:
 
 
 def _activations(
-    trainer: TrainerCalibration, layout: Layout, kept: LayerActivations, tokens: FloatArray, pairs: FloatArray,
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, tokens: FloatArray, pairs: FloatArray,
     options: UpdateOptions, forward_only: bool,
 ) -> _Kept:  # fmt: skip
     """Recompute none keeps all, full the layer's input; selective drops modules that it names, or keeps some operators.
 
     Of a module that is made again, one layer's worth stands during its backward.
     """
+    unfused = trainer.timing.kernel_attention == "unfused"
+    kept = layer_activations(
+        arch, layout, dropout=unfused, unfused=unfused,
+        linear_input=None if options.dtype in ("bf16", "fp16", "fp32") else 1.0, compiled=options.compiled,
+        # a scoring pass drops what was gathered
+        gathers_once=forward_only or options.switches_of(trainer).gathers_once,
+    )  # fmt: skip
     space = trainer.workspace
     modules = options.recompute_modules
     dense, scores = kept.dense * tokens, kept.scores * pairs

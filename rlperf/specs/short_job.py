@@ -139,28 +139,14 @@ def short_job(
     ('dgx_h100', 4, (16384,))
     """
     several = mode.split(",") if isinstance(mode, str) else mode if isinstance(mode, Sequence) else [mode]
-    named: tuple[tuple[str, object], ...] = (
-        ("model", model),
-        ("gpu", gpu),
-        ("framework", framework),
-        ("algorithm", algorithm),
-        ("workload", workload),
-    )
-    texts = (*named, *(("mode", each) for each in several))
-    wrong = [f"{name} must be text" for name, value in texts if not isinstance(value, str)]
-    wrong += [f"gpus must be a whole number (given: {gpus!r})"] * (not isinstance(gpus, int | None))
-    if wrong:  # keyword arguments come from notebooks, too
-        raise SpecError([Problem(words) for words in wrong])
+    texts = ("model", model), ("gpu", gpu), ("framework", framework), ("algorithm", algorithm), ("workload", workload)
+    _check_types((*texts, *(("mode", each) for each in several)), gpus)
     modes = [each.strip() for each in several]
     task = {
-        "name": task_name(workload),
-        "workload": workload,
-        "prompts_per_step": prompts,
-        "group_size": group,
-        "mini_batch": mini_batch,
-        "max_prompt_tokens": tokens(max_prompt),
-        "max_response_tokens": tokens(max_response),
-    }
+        "name": task_name(workload), "workload": workload,
+        "prompts_per_step": prompts, "group_size": group, "mini_batch": mini_batch,
+        "max_prompt_tokens": tokens(max_prompt), "max_response_tokens": tokens(max_response),
+    }  # fmt: skip
     whose = last_part(str(Path(model).expanduser().absolute()) if is_path(model) else model)
     data = {
         "name": f"{whose}-{gpus or 'node-of-'}{'x' if gpus else ''}{gpu}",
@@ -174,6 +160,14 @@ def short_job(
         "tasks": [{name: value for name, value in task.items() if value is not None}],
     }
     return validate(Document(data, {}, "options"), Job)
+
+
+def _check_types(texts: Sequence[tuple[str, object]], gpus: object) -> None:
+    """Keyword arguments come from notebooks, too: what is no text by its name, and a number of GPUs that is none."""
+    wrong = [f"{name} must be text" for name, value in texts if not isinstance(value, str)]
+    wrong += [f"gpus must be a whole number (given: {gpus!r})"] * (not isinstance(gpus, int | None))
+    if wrong:
+        raise SpecError([Problem(words) for words in wrong])
 
 
 def options_for(job: Job) -> str:

@@ -126,14 +126,15 @@ def audit(
     given, imported = imported, with_budget(imported)
     broken, notes = _rules(given)
     findings = key_findings(given) + broken
+    unpredicted = Audit(imported, None, sort([*findings, *engine_findings(given, None)]), None)
     if not predict:
-        return Audit(imported, None, sort([*findings, *engine_findings(given, None)]), None)
+        return unpredicted
     try:
         job, context = _question(imported, cluster, workload, folder)
     except SpecError as error:
         notes.append(f"not predicted: {error.problems[0]}")
-        checked = sort([*findings, *engine_findings(given, None)])
-        return Audit(imported, None, checked, None, None, tuple(notes), error.problems, compared(None, log))
+        measured = compared(None, log)
+        return replace(unpredicted, notes=tuple(notes), unresolved=error.problems, measured=measured)
     notes += context.shape_notes
     predicted, evaluation, cache, failed = _predicted(imported, context)
     unjudged, best = "", None
@@ -155,16 +156,22 @@ def audit(
         holds = then if _too_large(findings) or short else predicted  # what does not fit has no speed to miss
         best, note = best_of(job, facts, holds.rl_step_s if holds else np.inf, files, folder, rest)
         notes += [note] if note else []
+    found = Audit(imported, job, sort(findings), predicted, best, tuple(notes), unjudged=unjudged, shortage=short)
+    return found if log is None else _beside_log(found, given, evaluation, log, job.tasks[0].workload)
+
+
+def _beside_log(found: Audit, given: Imported, evaluation: Evaluation | None, log: StepLog, workload: str) -> Audit:
+    """The audit with what the log of the run says beside its prediction."""
     sharing = evaluation is not None and MODES[evaluation.configuration.mode].shares_devices
-    against, unlike, told = compared(predicted, log, sharing=sharing), "", ""
-    if predicted and log:
-        findings += log_findings(given, against, predicted, log)
-    if evaluation and log:
-        unlike, told = _other_lengths(evaluation, log, job.tasks[0].workload), _told(evaluation, log)
-    return Audit(
-        imported, job, sort(findings), predicted, best, tuple(notes), measured=against, unjudged=unjudged,
-        cautions=tuple(each for each in (unlike, told) if each), shortage=short, unlike=bool(unlike),
-    )  # fmt: skip
+    against = compared(found.predicted, log, sharing=sharing)
+    if found.predicted is not None:
+        findings = [*found.findings, *log_findings(given, against, found.predicted, log)]
+        found = replace(found, findings=sort(findings))
+    if evaluation is None:
+        return replace(found, measured=against)
+    unlike, told = _other_lengths(evaluation, log, workload), _told(evaluation, log)
+    cautions = tuple(each for each in (unlike, told) if each)
+    return replace(found, measured=against, cautions=cautions, unlike=bool(unlike))
 
 
 def _predicted(

@@ -18,6 +18,7 @@ from rlperf.sim.pipeline import B, F, Op, Orders, StageCosts, W
 from rlperf.sim.pipeline.types import FloatArray
 
 _LAST = 1e30
+_WAIT, _NOTHING = -2, -1
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,15 @@ class ListScheduler:
         self.transfer: list[float] | None = None
         if crossing.any() and bool((costs.transfer_s[crossing] > 0.0).any()):
             self.transfer = (costs.transfer_s * crossing[:, None]).ravel().tolist()
+        size = self.stages * self.count
+        # what an operation lets run next, and the edge that its result crosses: forwards down the stages, backwards up
+        down = [(i + self.count, i) for i in range(size - self.count)]
+        turn = [(i + size, i) for i in range(size - self.count, size)]
+        up = [(i - self.count, i - self.count - size) for i in range(size + self.count, 2 * size)]
+        ends = [(-1, -1)]
+        edges = [*down, *turn, *ends * self.count, *up, *ends * size]
+        homes = [stage for stage in placement for _ in range(self.count)] * 2
+        self.followed = [(after, homes[after], edge) for after, edge in edges]
         self.room: list[float] | None = None
         if memory_bytes is not None:
             kept = np.zeros_like(costs.weight_input_bytes) if merged else costs.weight_input_bytes
@@ -115,71 +125,29 @@ class ListScheduler:
         self.fits = bool(np.all(whole <= room))
 
     def run(self, keys: FloatArray, patience: float, sequence: list[int], limit_s: float = _LAST) -> Scheduled | None:
-        """One pass; None where it can no longer end before ``limit_s`` or one micro-batch alone breaks the memory.
-
-        Long because it is the inner loop of the search: a call per operation would double its time.
-        """
+        """One pass; None where it can no longer end before ``limit_s`` or one micro-batch alone breaks the memory."""
         if self.room is not None and not self.fits:
             return None
-        stages, count, home, duration = self.stages, self.count, self.home, self.duration
-        size = stages * count
-        key: list[float] = keys.ravel().tolist()
-        transfer, merged = self.transfer, self.merged
-        free = [0.0] * self.devices
-        ready: list[list[tuple[float, int]]] = [[] for _ in range(self.devices)]
-        future: list[list[tuple[float, int]]] = [[] for _ in range(self.devices)]
-        weights: list[list[int]] = [[] for _ in range(self.devices)]
-        taken = [0] * self.devices  # W already run
-        ids: tuple[list[int], ...] = tuple([] for _ in range(self.devices))
-        starts: tuple[list[float], ...] = tuple([] for _ in range(self.devices))
-        link: dict[int, float] = {}
-        left = size * (2 if merged else 3)
         spare = [limit_s - load for load in self.load]  # idle time each device can still afford
         if min(spare) <= 0.0:
             return None
-        room = self.room
-        if room is not None:
-            memory = _Memory(self, sequence)
-        future[home[0]] = [(0.0, m) for m in range(count)]
-        heapify(future[home[0]])
-        events = [(0.0, home[0])]
+        queues = _Queues(self, keys.ravel().tolist(), patience, sequence)
+        duration, take, followed, transfer = self.duration, queues.take, self.followed, self.transfer
+        free = [0.0] * self.devices
+        ids: tuple[list[int], ...] = tuple([] for _ in range(self.devices))
+        starts: tuple[list[float], ...] = tuple([] for _ in range(self.devices))
+        left = self.stages * self.count * (2 if self.merged else 3)
+        events, link = [(0.0, self.home[0])], dict[tuple[int, int], float]()
         makespan = 0.0
         while events:
             now, d = heappop(events)
             if now < free[d]:
                 continue
-            coming, heap = future[d], ready[d]
-            while coming and coming[0][0] <= now:
-                op = heappop(coming)[1]
-                heappush(heap, (key[op], op))
-            op = -1
-            if heap:
-                if room is None:
-                    urgent, op = heap[0]
-                else:
-                    urgent, op = memory.choose(d, heap)
-                if op >= 0 and coming:
-                    arrival, other = coming[0]
-                    if key[other] < urgent and arrival - now < patience * duration[op]:
-                        heappush(events, (arrival, d))
-                        continue
-                if op >= 0:
-                    if room is None:
-                        heappop(heap)
-                    else:
-                        heap.remove((urgent, op))
-                        heapify(heap)
+            op = take(now, d)
             if op < 0:
-                queue = weights[d]
-                if taken[d] == len(queue):
-                    if coming:
-                        heappush(events, (coming[0][0], d))
-                    continue
-                op = queue[taken[d]]
-                if coming and coming[0][0] - now < patience * duration[op]:
-                    heappush(events, (coming[0][0], d))
-                    continue
-                taken[d] += 1
+                if op == _WAIT:
+                    heappush(events, (queues.future[d][0][0], d))
+                continue
             if now > free[d]:
                 spare[d] -= now - free[d]
                 if spare[d] <= 0.0:
@@ -191,35 +159,71 @@ class ListScheduler:
             left -= 1
             if end > makespan:
                 makespan = end
-            if room is not None:
-                memory.record(d, op)
-            if op >= 2 * size:
-                heappush(events, (end, d))
-                continue
-            if op < size:
-                nxt = op + count if op < size - count else op + size
-                edge = op
-            else:
-                if not merged:
-                    weights[d].append(op + size)
-                if op < size + count:
-                    heappush(events, (end, d))
-                    continue
-                nxt = op - count
-                edge = nxt - size
-            target = home[(nxt // count) % stages]
-            arrival = end
-            if transfer is not None and target != d:
-                pair = d * self.devices + target
-                arrival = max(end, link.get(pair, 0.0)) + transfer[edge]
-                link[pair] = arrival
-                if not self.overlap:
-                    end = free[d] = arrival
+            after, target, edge = followed[op]
+            if after >= 0:
+                arrival = end
+                if transfer is not None and target != d:
+                    arrival = max(end, link.get((d, target), 0.0)) + transfer[edge]
+                    link[d, target] = arrival
+                    if not self.overlap:
+                        end = free[d] = arrival
+                heappush(queues.future[target], (arrival, after))
+                if target != d:
+                    heappush(events, (arrival if arrival > free[target] else free[target], target))
             heappush(events, (end, d))
-            heappush(future[target], (arrival, nxt))
-            if target != d:
-                heappush(events, (arrival if arrival > free[target] else free[target], target))
         return Scheduled(makespan, ids, starts) if left == 0 else None
+
+
+class _Queues:
+    """What waits on each device in one pass: forwards and backwards by priority, others on their way, and W.
+
+    ready : (priority, operation) of what may start, heap of each device
+    future : (arrival [s], operation) of what is on its way, likewise
+    weights : W in the order in which their backwards ran, of which ``taken`` have run
+    """
+
+    def __init__(self, scheduler: ListScheduler, key: list[float], patience: float, sequence: list[int]) -> None:
+        self.key, self.patience, self.duration = key, patience, scheduler.duration
+        self.merged, self.size = scheduler.merged, scheduler.stages * scheduler.count
+        self.memory = None if scheduler.room is None else _Memory(scheduler, sequence)
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in range(scheduler.devices)]
+        self.future: list[list[tuple[float, int]]] = [[] for _ in range(scheduler.devices)]
+        self.weights: list[list[int]] = [[] for _ in range(scheduler.devices)]
+        self.taken = [0] * scheduler.devices
+        self.future[scheduler.home[0]] = [(0.0, m) for m in range(scheduler.count)]
+
+    def take(self, now: float, d: int) -> int:
+        """The operation that device ``d`` starts at ``now`` [s]; `_WAIT` for the next arrival, `_NOTHING` to do."""
+        key, memory, coming, heap = self.key, self.memory, self.future[d], self.ready[d]
+        while coming and coming[0][0] <= now:
+            op = heappop(coming)[1]
+            heappush(heap, (key[op], op))
+        op = -1
+        if heap:
+            urgent, op = heap[0] if memory is None else memory.choose(d, heap)
+            if op >= 0 and coming:
+                arrival, other = coming[0]
+                if key[other] < urgent and arrival - now < self.patience * self.duration[op]:
+                    return _WAIT
+        if op >= 0:
+            if memory is None:
+                heappop(heap)
+            else:
+                heap.remove((urgent, op))
+                heapify(heap)
+        else:
+            queue = self.weights[d]
+            if self.taken[d] == len(queue):
+                return _WAIT if coming else _NOTHING
+            op = queue[self.taken[d]]
+            if coming and coming[0][0] - now < self.patience * self.duration[op]:
+                return _WAIT
+            self.taken[d] += 1
+        if not self.merged and self.size <= op < 2 * self.size:
+            self.weights[d].append(op + self.size)
+        if memory is not None:
+            memory.record(d, op)
+        return op
 
 
 class _Memory:

@@ -103,6 +103,38 @@ def run_static(
     )
 
 
+@dataclass(frozen=True)
+class _Prompts:
+    """Prompts one behind the other: tokens and pairs of attention computed up to each end; ``hits``: cached of each."""
+
+    ends: list[int]
+    pairs: list[int]
+    hits: list[int]
+
+    @classmethod
+    def of(cls, prompt: IntArray, hits: IntArray) -> _Prompts:
+        pairs = np.cumsum(prompt * (prompt + 1) // 2 - hits * (hits + 1) // 2)
+        return cls(np.cumsum(prompt - hits).tolist(), pairs.tolist(), hits.tolist())
+
+    def up_to(self, token: int, first: int, *, whole: bool) -> tuple[int, int, int, float]:
+        """Where an engine_step ends that computes up to ``token``; ``first`` is the first prompt that is not complete.
+
+        ``whole`` : of whole prompts alone, at least one. Returns the token, prompts complete and prompts touched by
+        then, and pairs up to there.
+        """
+        complete = bisect_right(self.ends, token, first)
+        if whole:
+            complete = max(complete, first + 1)
+            token = self.ends[complete - 1]
+        token = min(token, self.ends[-1])
+        before, pairs = (self.ends[complete - 1], float(self.pairs[complete - 1])) if complete else (0, 0.0)
+        if complete == len(self.ends) or token <= before:
+            return token, complete, complete, pairs
+        hit = self.hits[complete]
+        at = hit + token - before
+        return token, complete, complete + 1, pairs + (at * (at + 1) // 2 - hit * (hit + 1) // 2)
+
+
 def prefill_phase(
     trajectories: Trajectories,
     hits: IntArray,
@@ -115,40 +147,24 @@ def prefill_phase(
     """Engine_steps until every prompt is complete; responses that end meanwhile are written to ``finish``.
 
     ``behind`` : requests that queue for a place all the while.
-
-    Long because it is one loop whose twelve running numbers would be arguments and results of any part of it.
     """
     n = len(trajectories)
     prompt, response = trajectories.prompt_tokens, trajectories.response_tokens
-    ends = np.cumsum(prompt - hits)
-    first_pairs = hits * (hits + 1) // 2
-    pairs_to = np.cumsum(prompt * (prompt + 1) // 2 - first_pairs).tolist()
-    end_list, hit_list = ends.tolist(), hits.tolist()
+    prompts = _Prompts.of(prompt, hits)
     ready_s, begin_s = np.empty(n), np.empty(n)
     ready_clock = np.empty(n, dtype=np.int64)
     now, position, index, clock, running, pairs_done = 0.0, 0, 0, 0, 0, 0.0
     base_sum = 0
     leaving: dict[int, list[int]] = {}
     # every engine_step computes at least budget - (n - 1) prompt tokens, so longer responses outlive the phase
-    horizon = 2 + end_list[-1] // max(limits.token_budget - n + 1, 1) if limits.chunked_prefill else 1
+    horizon = 2 + prompts.ends[-1] // max(limits.token_budget - n + 1, 1) if limits.chunked_prefill else 1
     may_leave = bool(response.min() <= horizon)
     while index < n:
-        room = limits.token_budget - (running if limits.chunked_prefill else 0)
-        target = position + room
-        nxt = bisect_right(end_list, target, index)
-        if not limits.chunked_prefill:  # whole prompts, at least one
-            nxt = max(nxt, index + 1)
-            target = end_list[nxt - 1]
-        target = min(target, end_list[-1])
-        before = end_list[index - 1] if index else 0
-        began = index + (1 if position > before else 0)
-        pairs = float(pairs_to[nxt - 1]) if nxt else 0.0
-        cut = nxt < n and target > (end_list[nxt - 1] if nxt else 0)
-        if cut:
-            at = hit_list[nxt] + target - (end_list[nxt - 1] if nxt else 0)
-            pairs += at * (at + 1) // 2 - hit_list[nxt] * (hit_list[nxt] + 1) // 2
-        touched = nxt + cut
         decoding = running if limits.chunked_prefill else 0
+        target, nxt, touched, pairs = prompts.up_to(
+            position + limits.token_budget - decoding, index, whole=not limits.chunked_prefill
+        )
+        began = index + (position > (prompts.ends[index - 1] if index else 0))
         keys = float(base_sum + running * (clock + 1)) if decoding else 0.0
         took = seconds.mixed_s(decoding, keys, target - position, pairs - pairs_done, touched - index)
         log.rows.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -109,39 +109,52 @@ def batch_shape(demand: Demand, architecture: Architecture, passes: int, fields:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Around:
+    """What a framework spends around the stages of pairs, and how it runs them ``[pairs]``.
+
+    Attributes
+    ----------
+    weight_sync_s, data_movement_s, offload_s, other_s, reward_s, swap_s : as in `StageSeconds` [s]
+    lend_s, return_s : until engines on a waiting trainer's devices run, and until they have let go of them [s]
+    in_flight, interrupt, by_group, chunks : as in `Execution` [1]
+    """
+
+    weight_sync_s: FloatArray
+    data_movement_s: FloatArray
+    offload_s: FloatArray
+    other_s: FloatArray
+    reward_s: FloatArray
+    swap_s: FloatArray
+    lend_s: FloatArray
+    return_s: FloatArray
+    in_flight: FloatArray
+    interrupt: FloatArray
+    by_group: FloatArray
+    chunks: FloatArray
+
+
 def stage_seconds(
     site: Site, architecture: Architecture, demand: Demand, mode: Mode, staleness: int,
     pairs: Pairs[RolloutStage, TrainerStage], beside: Beside | None = None,
 ) -> StageSeconds:  # fmt: skip
     """Stages and rl_step of pairs of rollouts and trainers [s] ``[pairs]``; ``beside``: what scorers add."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
-    names = (
-        "weight_sync", "data_movement", "offload", "other", "reward", "swap", "in_flight", "interrupt", "by_group",
-        "chunks", "lend", "return",
-    )  # fmt: skip
-    stages: dict[str, FloatArray] = {name: np.zeros(len(r)) for name in names}
-    for index, each in enumerate(site.trainers):
-        here = trainer.backend[t] == index
-        if here.any():
-            fields = beside.fields if beside else 0.0
-            own = _framework_seconds(site, each, architecture, demand, mode, pairs.take(here), fields)
-            for name, values in own.items():
-                stages[name][here] = values
-    makespan = rollout.makespan_s[r]
-    steady = rollout.steady_s[r]
+    around = _around(site, architecture, demand, mode, pairs, beside.fields if beside else 0.0)
+    makespan, steady = rollout.makespan_s[r], rollout.steady_s[r]
     times = StageSeconds(
         rollout_s=makespan,
         scoring_s=trainer.scoring_s[t],
         training_s=trainer.trained_s[t],
-        weight_sync_s=stages["weight_sync"],
-        reward_s=stages["reward"],
-        data_movement_s=stages["data_movement"],
-        offload_s=stages["offload"],
-        other_s=stages["other"],
+        weight_sync_s=around.weight_sync_s,
+        reward_s=around.reward_s,
+        data_movement_s=around.data_movement_s,
+        offload_s=around.offload_s,
+        other_s=around.other_s,
         rollout_steady_s=steady,
         rollout_group_s=rollout.group_s[r],
         recompute_s=rollout.recompute_s[r],
-        swap_s=stages["swap"],
+        swap_s=around.swap_s,
     )
     if beside is not None:
         times = replace(
@@ -150,16 +163,16 @@ def stage_seconds(
         )  # fmt: skip
     times = replace(times, scoring_s=np.maximum(times.scoring_s, trainer.values_s[t]))
     if rollout.ends_s is not None and MODES[mode].streams:
-        times = replace(times, rollout_first_s=_held_up_s(rollout.ends_s[r], stages["chunks"], trainer_work_s(times)))
+        times = replace(times, rollout_first_s=_held_up_s(rollout.ends_s[r], around.chunks, trainer_work_s(times)))
     execution = Execution(
-        mode, max(staleness, 1), in_flight_updates=stages["in_flight"], interrupt=stages["interrupt"],
-        by_group=stages["by_group"], chunks=stages["chunks"],
+        mode, max(staleness, 1), in_flight_updates=around.in_flight, interrupt=around.interrupt,
+        by_group=around.by_group, chunks=around.chunks,
     )  # fmt: skip
     # where finished requests are replaced at once, a batch takes its steady seconds, and its tail where engines drain
     flowing = execution.form == Form.REFILLED
     if rollout.lent_s is not None:
         idle_from = np.where(execution.form == Form.BARRIER, trainer_work_s(times), 0.0)
-        lent = read_off_s(rollout.lent_s[r], idle_from + stages["lend"]) + stages["return"]
+        lent = read_off_s(rollout.lent_s[r], idle_from + around.lend_s) + around.return_s
         times = replace(times, rollout_s=np.where(flowing, makespan, np.minimum(lent, makespan)))
     alone = np.where(flowing, steady + drained_s(execution, times), times.rollout_s)
     return replace(times, rollout_s=alone, rl_step_s=step_seconds(execution, times))
@@ -188,18 +201,33 @@ def _held_up_s(ends_s: FloatArray, chunks: FloatArray, work_s: FloatArray) -> Fl
     return np.asarray(np.where(before < c, waits, -np.inf).max(axis=1))
 
 
-def _framework_seconds(
+def _around(
+    site: Site, architecture: Architecture, demand: Demand, mode: Mode, pairs: Pairs[RolloutStage, TrainerStage],
+    returned: float,
+) -> _Around:  # fmt: skip
+    """What every pair's own framework backend spends and does; ``returned``: ``fields`` of `batch_shape`."""
+    columns = {entry.name: np.zeros(len(pairs.r)) for entry in fields(_Around)}
+    for index, each in enumerate(site.trainers):
+        here = pairs.trainer.backend[pairs.t] == index
+        if here.any():
+            own = _around_one(site, each, architecture, demand, mode, pairs.take(here), returned)
+            for name, column in columns.items():
+                column[here] = getattr(own, name)
+    return _Around(**columns)
+
+
+def _around_one(
     site: Site, each: TrainerStack, architecture: Architecture, demand: Demand, mode: Mode,
-    pairs: Pairs[RolloutStage, TrainerStage], fields: float,
-) -> dict[str, FloatArray]:  # fmt: skip
-    """What one framework backend spends around the stages, for pairs of its columns; ``fields``: as `batch_shape`."""
+    pairs: Pairs[RolloutStage, TrainerStage], returned: float,
+) -> _Around:  # fmt: skip
+    """The same of pairs of one framework backend."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
     framework, colocated = each.framework, MODES[mode].shares_devices
     shape_of = np.zeros(len(r))
     reward = demand.reward_s * (1.0 - framework.reward_hidden)
     passes = each.scoring_passes(site, demand.batch.updates_of_a_job)
     passes += site.critic_apart  # its values come back as those of a critic on the trainer's devices
-    shape = batch_shape(site.trained(demand), architecture, passes, fields)
+    shape = batch_shape(site.trained(demand), architecture, passes, returned)
     if site.router_replay != "none":
         # R2's record is made by a pass and goes back and to the trainer; R3's comes with the batch, and goes to all
         trips = 1.0 if site.router_replay == "R3" else 2.0 / (2.0 + passes)
@@ -210,17 +238,17 @@ def _framework_seconds(
     lent = rollout.lent_s is not None
     # engines on the trainer's devices wake with its weights, as colocated ones do, and let go of all that they hold
     weights = sync_seconds(site, each, architecture, "colocated", pairs) if lent else 0.0
-    return {
-        "lend": shape_of + factors.rest * framework.wake.value + weights,
-        "return": shape_of + factors.rest * framework.sleep.value,
-        "weight_sync": sync_seconds(site, each, architecture, mode, pairs),
-        "data_movement": shape_of + factors.rest * moved,
-        "offload": shape_of + (factors.rest * transition if colocated else 0.0),
-        "other": shape_of + factors.rest * framework.step.value,
-        "reward": shape_of + reward,
-        "swap": shape_of + factors.weight_sync * usual_sync_fit(framework, colocated).fixed,
-        "in_flight": shape_of + framework.in_flight_updates,
-        "interrupt": shape_of + framework.partial_rollout,
-        "by_group": shape_of + framework.counts_groups,
-        "chunks": shape_of + framework.chunks(demand.batch.prompts, demand.batch.updates),
-    }
+    return _Around(
+        weight_sync_s=sync_seconds(site, each, architecture, mode, pairs),
+        data_movement_s=shape_of + factors.rest * moved,
+        offload_s=shape_of + (factors.rest * transition if colocated else 0.0),
+        other_s=shape_of + factors.rest * framework.step.value,
+        reward_s=shape_of + reward,
+        swap_s=shape_of + factors.weight_sync * usual_sync_fit(framework, colocated).fixed,
+        lend_s=shape_of + factors.rest * framework.wake.value + weights,
+        return_s=shape_of + factors.rest * framework.sleep.value,
+        in_flight=shape_of + framework.in_flight_updates,
+        interrupt=shape_of + framework.partial_rollout,
+        by_group=shape_of + framework.counts_groups,
+        chunks=shape_of + framework.chunks(demand.batch.prompts, demand.batch.updates),
+    )

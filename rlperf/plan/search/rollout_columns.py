@@ -33,7 +33,7 @@ from rlperf.sim.rollout.group_ends import ENDS
 from rlperf.sim.rollout.lent import AT
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import PoolSpec, Settings
+from rlperf.specs.pool import Settings
 
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 BESIDE_STATES = (0.3, 0.4)
@@ -121,7 +121,7 @@ def rollout_columns(
     )
     layout, flags = rollout_layouts(shape, pool)
     counted = counted or Counted(demand)
-    columns = _columns(context, architecture, demand, pool, layout, flags, counted, lenient, least, streams)
+    columns = _columns(context, architecture, demand, layout, flags, counted, lenient, least, streams)
     if not lent:
         return columns
     alive = np.flatnonzero(np.isfinite(columns.makespan_s))
@@ -187,23 +187,24 @@ def _stacked(rows: Layout, more: Layout) -> Layout:
 
 
 def _columns(
-    context: Context, architecture: Architecture, demand: Demand, pool: PoolSpec, layout: Layout, flags: IntArray,
-    counted: Counted, lenient: bool, least: bool, streams: bool,
+    context: Context, architecture: Architecture, demand: Demand, layout: Layout, flags: IntArray, counted: Counted,
+    lenient: bool, least: bool, streams: bool,
 ) -> RolloutColumns:  # fmt: skip
     """Engine shapes crossed with memory fractions and max_running; each shape is tabulated once."""
     # a replica across nodes is refused, but it can be costed: a pinned one is predicted all the same
     can_cost = (flags & ~int(Reject.NODE)) == 0
     keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
-    shapes, settings = layout.take(keep), pool.settings.filled()
+    shapes, asked = layout.take(keep), context.job.pool("rollout").settings
+    settings = asked.filled()
     costs = tabulate(
         context.site, architecture, settings, shapes, known=counted.costs, images=demand.images,
         read_tokens=demand.read_tokens(settings.prefix_caching),
     )  # fmt: skip
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
-    options = np.arange(len(keep)), memory_fractions(context), pool.settings.max_running or MAX_RUNNING
+    options = np.arange(len(keep)), memory_fractions(context), asked.max_running or MAX_RUNNING
     e, f, m = (np.asarray(a).ravel() for a in np.meshgrid(*options, indexing="ij"))
     held_by = partial(replica_memory, context.site, architecture, settings, rows := shapes.take(e), f)
-    m = m if pool.settings.max_running else _slots_with_room(held_by(m), m, rows.attention_data_parallel, demand)
+    m = m if asked.max_running else _slots_with_room(held_by(m), m, rows.attention_data_parallel, demand)
     memory = held_by(m)
     why = flags[keep][e] | np.where(memory.kv_tokens < least_cache(demand.request_tokens), int(Reject.KV), 0)
     writers = rows.data_parallel - settings.prefill_replicas
@@ -230,22 +231,18 @@ def _columns(
         max_running=padded(m, 0).astype(np.int64),
         departures=padded(rollout_departures(rows, why == 0, domain, weights, short), 0).astype(np.int64),
         doubled=padded(doublings(rows, np.zeros(len(e), dtype=np.int64)), 0.0),
-        weight_share=padded(weights, np.inf),
-        kv_tokens=padded(memory.kv_tokens, 0.0),
-        makespan_s=padded(makespan, np.inf),
-        steady_s=padded(steady, np.inf),
-        group_s=padded(group, np.inf),
-        recompute_s=padded(again, np.inf),
+        weight_share=padded(weights, np.inf), kv_tokens=padded(memory.kv_tokens, 0.0),
+        makespan_s=padded(makespan, np.inf), steady_s=padded(steady, np.inf),
+        group_s=padded(group, np.inf), recompute_s=padded(again, np.inf),
         writers=padded(writers, 0).astype(np.int64),
         slots=padded(m, 0).astype(np.int64),
         pace_s=np.stack([padded(each, np.inf) for each in paces[e].T], axis=1),
         transition_s=padded(2.0 * memory.weight_bytes / device.host_bandwidth, np.inf),
-        awake_bytes=padded(memory.awake_bytes, np.inf),
-        asleep_bytes=padded(memory.asleep_bytes, np.inf),
+        awake_bytes=padded(memory.awake_bytes, np.inf), asleep_bytes=padded(memory.asleep_bytes, np.inf),
         flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs,
         aparts=aparts,
         guessed=padded(guessed, 0).astype(np.bool_),
         weight_dtype=settings.rollout_dtype,
         ends_s=ends if streams else None,
-    )
+    )  # fmt: skip

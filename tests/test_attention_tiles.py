@@ -212,7 +212,7 @@ def test_a_relative_of_the_generation_lends_kernels_over_prompts() -> None:
 
 
 def test_a_device_left_out_asks_the_next_that_runs_its_kernels() -> None:
-    """B300 asks GB300, whose relative it is itself; what GB300 lacks, Mamba-2's scan, B200 of the same generation has."""
+    """B300 asks GB300, whose relative it is; Mamba-2's scan, which GB300 lacks, B200 of the same generation has."""
     stranger = strangers_constants(load_device("b300_sxm"))
     experts = {fit.dtype: fit.timed_on for fit in stranger.moe}
     assert experts["w4a8_mxfp4"] is None and experts["fp8"] is None

@@ -14,17 +14,17 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token, weight_bytes
 from rlperf.cost.inference import decode_breakdown, decode_step_s, eager_s, engine_step_cost, prefill_s
 from rlperf.cost.layers import KINDS, Layer, Matrix, stack_of
-from rlperf.cost.memory_activations import layer_activations
-from rlperf.cost.memory_parameters import layer_parameters, lora_parameters
 from rlperf.cost.moe import moe_fit
 from rlperf.cost.operators import token_operators
 from rlperf.cost.parameters import pair_flop, parameters
 from rlperf.cost.replica import Operator, Replica, memory_operator, roles_of
+from rlperf.cost.trainer.activations import layer_activations
+from rlperf.cost.trainer.layers import layer_seconds
+from rlperf.cost.trainer.memory import trainer_memory
+from rlperf.cost.trainer.parallel import expert_traffic
+from rlperf.cost.trainer.parameters import layer_parameters, lora_parameters
+from rlperf.cost.trainer.update import training_update
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice, work_of
-from rlperf.cost.trainer_memory import trainer_memory
-from rlperf.cost.training import training_update
-from rlperf.cost.training_layers import layer_seconds
-from rlperf.cost.training_parallel import expert_traffic
 from rlperf.cost.weight_sync import sync_payload
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, Layout

@@ -9,8 +9,8 @@ import pytest
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory_risk import out_of_memory_risk
+from rlperf.cost.trainer.memory import trainer_memory
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.layout import Layout
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture

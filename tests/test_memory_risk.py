@@ -18,8 +18,8 @@ from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.memory_risk import out_of_memory_risk, spread_at
 from rlperf.cost.parameters import parameters
 from rlperf.cost.reject import Reject
+from rlperf.cost.trainer.memory import MemoryParts, trainer_memory
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.layout import Layout
 from rlperf.plan.search.trainer_columns import trainer_columns_of, trainer_grid
 from rlperf.sim.rl_step.overheads import routing_skew, trainer_in_framework

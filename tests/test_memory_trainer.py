@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
-from rlperf.cost.memory import first_knob, knobs
-from rlperf.cost.memory_activations import layer_activations
-from rlperf.cost.memory_parameters import in_flight, lora_parameters, routed_layers, stage_layers
 from rlperf.cost.parameters import language_parameters, parameters
+from rlperf.cost.trainer.activations import layer_activations
+from rlperf.cost.trainer.knobs import first_knob, knobs
+from rlperf.cost.trainer.memory import DEVICE_PARTS, trainer_memory
+from rlperf.cost.trainer.parameters import in_flight, lora_parameters, routed_layers, stage_layers
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.trainer_memory import DEVICE_PARTS, trainer_memory
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware

@@ -19,11 +19,11 @@ from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.layer import Layer
 from rlperf.cost.layers.recurrent import Recurrent
-from rlperf.cost.memory_activations import layer_activations
 from rlperf.cost.replica import Replica, total
 from rlperf.cost.scan import chunked_with, convolved_with, scan_fit, scan_with
 from rlperf.cost.sparse import KeyChoice, chosen_with
 from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
+from rlperf.cost.trainer.activations import layer_activations
 from rlperf.layout import Layout
 from rlperf.specs.calibration import ScanFit, SparseFit, StreamsFit, load_device_calibration
 from rlperf.specs.engine_calibration import load_engine_calibration

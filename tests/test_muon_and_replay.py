@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rlperf.cost.muon import matrix_share, muon_s, newton_schulz_s, with_muon
 from rlperf.cost.parameters import parameters
+from rlperf.cost.trainer.muon import matrix_share, muon_s, newton_schulz_s, with_muon
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import plan_texts, write_plan
 from rlperf.frameworks.imports import import_config, job_of

@@ -33,7 +33,7 @@ WRITTEN = {
     "calibrate/trainer_rows.py": "columns of a measured table, by the names that they have there",
     "calibrate/measure.py": "columns of the table that it writes: it runs alone, on the user's device",
     "calibrate/rl_step_job.py": "what a measured row states of a pool",
-    "cost/training_microbatch.py": "what the operators of a layer read of a layout",
+    "cost/trainer/microbatch.py": "what the operators of a layer read of a layout",
     "specs/trainer_capability.py": "typed keys of a backend's file; checked against the table above",
     "frameworks/trl.py": "what has to be 1 or off where TRL runs on accelerate",
 }

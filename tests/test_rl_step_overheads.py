@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.parameters import parameters
-from rlperf.cost.scoring import scoring_pass
-from rlperf.cost.training import training_update
+from rlperf.cost.trainer.scoring import scoring_pass
+from rlperf.cost.trainer.update import training_update
 from rlperf.layout import Layout
 from rlperf.sim.rl_step.overheads import (
     adapter_seconds,

@@ -7,12 +7,12 @@ import pytest
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
-from rlperf.cost.memory_parameters import stage_parameters
 from rlperf.cost.roofline import gemm_s, stream_s
-from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.trainer.parallel import shard_traffic
+from rlperf.cost.trainer.parameters import stage_parameters
+from rlperf.cost.trainer.scoring import scoring_pass
+from rlperf.cost.trainer.update import TrainingCost, training_update
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.training import TrainingCost, training_update
-from rlperf.cost.training_parallel import shard_traffic
 from rlperf.layout import Layout
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture

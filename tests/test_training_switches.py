@@ -11,9 +11,9 @@ from rlperf.calibrate.row_switches import of_note, of_recipe, recomputed
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers.moe import Moe
 from rlperf.cost.roofline import stream_s
+from rlperf.cost.trainer.pipeline import launch_s
+from rlperf.cost.trainer.update import TrainingCost, training_update
 from rlperf.cost.trainer_device import TrainerDevice, UpdateOptions, work_of
-from rlperf.cost.training import TrainingCost, training_update
-from rlperf.cost.training_pipeline import launch_s
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import load_hardware

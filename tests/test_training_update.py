@@ -18,9 +18,9 @@ from rlperf.cost.layers.recurrent import BACKWARD, Recurrent
 from rlperf.cost.layers.vision import TowerWork
 from rlperf.cost.parameters import embedding_parameters, language_parameters, routed_parameters
 from rlperf.cost.scan import chunked_with, scan_fit, scan_with
-from rlperf.cost.scoring import scoring_pass
+from rlperf.cost.trainer.scoring import scoring_pass
+from rlperf.cost.trainer.update import PARTS, layer_table, training_update
 from rlperf.cost.trainer_device import PLAIN, Seconds, TrainerDevice, UpdateOptions, work_of
-from rlperf.cost.training import PARTS, layer_table, training_update
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
@@ -277,7 +277,7 @@ def test_scoring_is_the_forward_alone(h100: Hardware, megatron: TrainerCalibrati
 
 
 def test_a_vision_tower_costs_time_and_memory_with_its_images(h100: Hardware, megatron: TrainerCalibration) -> None:
-    from rlperf.cost.trainer_memory import trainer_memory
+    from rlperf.cost.trainer.memory import trainer_memory
 
     arch, batch = load_architecture("Qwen2.5-VL-7B"), Microbatches.of(8192.0, 8192.0 * 2048, 2048.0, 8.0)
     layout = Layout.of(pipeline_parallel=[1, 2])

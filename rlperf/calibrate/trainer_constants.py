@@ -17,8 +17,8 @@ from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.trainer.update import training_update
 from rlperf.cost.trainer_device import BEFORE_HOPPER
-from rlperf.cost.training import training_update
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.specs.cluster import Device
 from rlperf.specs.trainer_calibration import Generation, TrainerCalibration

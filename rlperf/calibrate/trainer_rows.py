@@ -32,8 +32,8 @@ from rlperf.calibrate.row_switches import of_note, of_recipe, recomputed
 from rlperf.calibrate.tables import Refusal, read_table
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import DTYPES
+from rlperf.cost.trainer.memory import trainer_memory
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.trainer_memory import trainer_memory
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
 from rlperf.specs.architecture import Architecture

@@ -12,7 +12,7 @@ import numpy as np
 from rlperf.calibrate.row_switches import recomputed
 from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.cost.batching import Microbatches
-from rlperf.cost.training import PARTS, TrainingCost, training_update
+from rlperf.cost.trainer.update import PARTS, TrainingCost, training_update
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.trainer_calibration import TrainerCalibration
 
@@ -62,7 +62,7 @@ def predict_costs(rows: Sequence[TrainingRow], trainers: Trainers | None = None)
 
 
 def predict_parts(rows: Sequence[TrainingRow], trainers: Trainers | None = None) -> FloatArray:
-    """Seconds of every row by part, ``[rows, parts]`` in the order of `rlperf.cost.training.PARTS`."""
+    """Seconds of every row by part, ``[rows, parts]`` in the order of `rlperf.cost.trainer.update.PARTS`."""
     out = np.zeros((len(rows), len(PARTS)))
     costs = predict_costs(rows, trainers)
     for indices in batches_of(rows):

@@ -14,8 +14,8 @@ from rlperf.calibrate.trainers import batches_of, stack
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
+from rlperf.cost.trainer.memory import MemoryParts, trainer_memory
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture

@@ -14,8 +14,8 @@ import numpy as np
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.inference import decode_step_s
-from rlperf.cost.trainer_memory import trainer_memory
-from rlperf.cost.training import training_update
+from rlperf.cost.trainer.memory import trainer_memory
+from rlperf.cost.trainer.update import training_update
 from rlperf.layout import Layout
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware

@@ -14,8 +14,8 @@ from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.trainer_rows import TrainingRow
 from rlperf.calibrate.trainers import predict_seconds, shared_arguments
 from rlperf.cost.batching import Microbatches
-from rlperf.cost.trainer_memory import trainer_memory
-from rlperf.cost.training import training_update
+from rlperf.cost.trainer.memory import trainer_memory
+from rlperf.cost.trainer.update import training_update
 from rlperf.layout import FloatArray, Layout
 from rlperf.plan.search.candidates import Shape, divisors, powers_of_two, trainer_layouts
 from rlperf.sim.rl_step.uncertainty import CALIBRATED, OWN_SHARE, log_sigma

@@ -20,7 +20,7 @@ from scipy.special import ndtri
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.memory_risk import out_of_memory_risk
-from rlperf.cost.trainer_memory import trainer_memory
+from rlperf.cost.trainer.memory import trainer_memory
 from rlperf.errors import Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.imports import job_of, understand

@@ -8,10 +8,10 @@ import numpy as np
 
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.layers import stack_of
-from rlperf.cost.memory import first_knob
 from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
-from rlperf.cost.trainer_memory import DEVICE_PARTS
-from rlperf.cost.training import experts_timed
+from rlperf.cost.trainer.knobs import first_knob
+from rlperf.cost.trainer.memory import DEVICE_PARTS
+from rlperf.cost.trainer.update import experts_timed
 from rlperf.plan.answer.gains import gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.parameters import active_parameters, pair_flop
 from rlperf.cost.roofline import sheet_flop_per_s
-from rlperf.cost.training import TrainingCost
+from rlperf.cost.trainer.update import TrainingCost
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import OperatorShare
 from rlperf.plan.judge.evaluate import Evaluation

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
-from rlperf.cost.training import TrainingCost
+from rlperf.cost.trainer.update import TrainingCost
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends

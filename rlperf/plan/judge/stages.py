@@ -15,7 +15,7 @@ import numpy as np
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers.vision import TowerWork, tower_seconds
 from rlperf.cost.stage_ends import stages_between
-from rlperf.cost.training import layer_table
+from rlperf.cost.trainer.update import layer_table
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration

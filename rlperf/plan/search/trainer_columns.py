@@ -8,9 +8,9 @@ from typing import Self
 
 import numpy as np
 
-from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER
 from rlperf.cost.memory_risk import PHASES, spread_at
 from rlperf.cost.reject import Reject
+from rlperf.cost.trainer.parameters import OFFLOADS_OPTIMIZER
 from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, taken
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, experts_reach, trainer_departures

@@ -11,7 +11,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import stack_of
-from rlperf.cost.memory_parameters import stage_parameters
+from rlperf.cost.trainer.parameters import stage_parameters
 from rlperf.layout import RECOMPUTE, BoolArray, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration

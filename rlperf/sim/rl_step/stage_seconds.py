@@ -9,7 +9,7 @@ import numpy as np
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.parameters import parameters
 from rlperf.cost.speculation import draft_head
-from rlperf.cost.training_parallel import in_shards
+from rlperf.cost.trainer.parallel import in_shards
 from rlperf.cost.weight_sync import SyncShape, adapter_payload, quantise_s, sync_payload, weight_sync_s
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes, route_bytes

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.parameters import parameters, routed_parameters
+from rlperf.cost.trainer.memory import MemoryParts, trainer_memory
+from rlperf.cost.trainer.parallel import in_shards
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.cost.trainer_memory import MemoryParts, trainer_memory
-from rlperf.cost.training_parallel import in_shards
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.cuts import cut_by_budget, most_scored_tokens, scoring_by_budget
 from rlperf.sim.rl_step.demand import Demand

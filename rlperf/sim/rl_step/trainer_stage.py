@@ -15,13 +15,13 @@ import numpy as np
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.layers.vision import TowerWork
-from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER
-from rlperf.cost.muon import muon_s, with_muon
-from rlperf.cost.scoring import scoring_pass
 from rlperf.cost.speculation import training_share
+from rlperf.cost.trainer.muon import muon_s, with_muon
+from rlperf.cost.trainer.parallel import in_shards
+from rlperf.cost.trainer.parameters import OFFLOADS_OPTIMIZER
+from rlperf.cost.trainer.scoring import scoring_pass
+from rlperf.cost.trainer.update import TrainingCost, optimizer_bytes, training_update
 from rlperf.cost.trainer_device import BEFORE_HOPPER, UpdateOptions
-from rlperf.cost.training import TrainingCost, optimizer_bytes, training_update
-from rlperf.cost.training_parallel import in_shards
 from rlperf.layout import OFFLOAD, FloatArray, IntArray, Layout, taken
 from rlperf.sim.rl_step.cuts import CutLengths, trainer_cuts
 from rlperf.sim.rl_step.data_movement import route_bytes

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rlperf.cost.basis import WEIGHT_ONLY
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.layers import stack_of
-from rlperf.cost.training import experts_timed
+from rlperf.cost.trainer.update import experts_timed
 from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.stage_seconds import usual_sync_fit

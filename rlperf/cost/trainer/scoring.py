@@ -8,12 +8,12 @@ import numpy as np
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers.vision import NO_IMAGES, TowerWork, tower_seconds
-from rlperf.cost.memory_parameters import stage_parameters
+from rlperf.cost.trainer.microbatch import microbatch_seconds
+from rlperf.cost.trainer.parallel import shard_traffic, stage_hop_s
+from rlperf.cost.trainer.parameters import stage_parameters
+from rlperf.cost.trainer.pipeline import launch_s, stage_times
+from rlperf.cost.trainer.update import TrainingCost
 from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, work_of
-from rlperf.cost.training import TrainingCost
-from rlperf.cost.training_microbatch import microbatch_seconds
-from rlperf.cost.training_parallel import shard_traffic, stage_hop_s
-from rlperf.cost.training_pipeline import launch_s, stage_times
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlperf.cost.trainer_memory import MemoryParts
+from rlperf.cost.trainer.memory import MemoryParts
 from rlperf.layout import OFFLOAD, RECOMPUTE, Layout
 
 OPTIMIZER_OFFLOAD = "optimizer offload"

@@ -20,8 +20,8 @@ from rlperf.cost.collectives import (
     reduce_scatter_s,
 )
 from rlperf.cost.layers import stack_of
-from rlperf.cost.memory_parameters import OFFLOADS_OPTIMIZER, StageParameters, lora_parameters
 from rlperf.cost.roofline import stream_s
+from rlperf.cost.trainer.parameters import OFFLOADS_OPTIMIZER, StageParameters, lora_parameters
 from rlperf.cost.trainer_device import Work
 from rlperf.layout import BoolArray, FloatArray, Layout
 from rlperf.specs.architecture import Architecture

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from rlperf.cost.trainer.layers import LayerSeconds, head_seconds, layer_seconds
+from rlperf.cost.trainer.parallel import Passes, context_traffic, expert_traffic, tensor_traffic
 from rlperf.cost.trainer_device import TrainerDevice, Work
-from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds
-from rlperf.cost.training_parallel import Passes, context_traffic, expert_traffic, tensor_traffic
 from rlperf.layout import FloatArray, IntArray, Layout, distinct_rows
 from rlperf.specs.architecture import Architecture
 

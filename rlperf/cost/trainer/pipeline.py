@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.cost.layers import stack_of
-from rlperf.cost.memory_parameters import stage_layers
+from rlperf.cost.trainer.parameters import stage_layers
 from rlperf.cost.trainer_device import expert_share
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture

@@ -8,7 +8,7 @@ from rlperf.cost.collectives import all_gather_s
 from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import embedding_parameters, parameters
 from rlperf.cost.roofline import gemm_s
-from rlperf.cost.training_parallel import within
+from rlperf.cost.trainer.parallel import within
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware

@@ -14,13 +14,11 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.collectives import host_copy_s
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.vision import NO_IMAGES, TowerWork, tower_seconds
-from rlperf.cost.memory_activations import layer_activations
-from rlperf.cost.memory_parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_parameters
 from rlperf.cost.roofline import stream_s
-from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, work_of
-from rlperf.cost.training_layers import LayerSeconds, head_seconds, layer_seconds
-from rlperf.cost.training_microbatch import MicrobatchSeconds, microbatch_seconds
-from rlperf.cost.training_parallel import (
+from rlperf.cost.trainer.activations import layer_activations
+from rlperf.cost.trainer.layers import LayerSeconds, head_seconds, layer_seconds
+from rlperf.cost.trainer.microbatch import MicrobatchSeconds, microbatch_seconds
+from rlperf.cost.trainer.parallel import (
     data_traffic,
     optimizer_s,
     owned_parameters,
@@ -28,7 +26,9 @@ from rlperf.cost.training_parallel import (
     stage_hop_s,
     trained_share,
 )
-from rlperf.cost.training_pipeline import launch_s, stage_times, warm_up
+from rlperf.cost.trainer.parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_parameters
+from rlperf.cost.trainer.pipeline import launch_s, stage_times, warm_up
+from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, work_of
 from rlperf.layout import RECOMPUTE, BoolArray, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.vision import tower_bytes
-from rlperf.cost.memory_activations import layer_activations
-from rlperf.cost.memory_parameters import (
+from rlperf.cost.speculation import draft_head
+from rlperf.cost.trainer.activations import layer_activations
+from rlperf.cost.trainer.parallel import in_shards
+from rlperf.cost.trainer.parameters import (
     OFFLOADS_ACTIVATIONS,
     OFFLOADS_OPTIMIZER,
     StageParameters,
@@ -23,9 +25,7 @@ from rlperf.cost.memory_parameters import (
     lora_parameters,
     stage_parameters,
 )
-from rlperf.cost.speculation import draft_head
 from rlperf.cost.trainer_device import PLAIN, UpdateOptions
-from rlperf.cost.training_parallel import in_shards
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware

@@ -57,7 +57,7 @@ class Simulated:
     context: Context
     evaluation: Evaluation
     demand: Demand
-    at: _at
+    at: _AtSteps
     stated: frozenset[str]
     held: bool
     _events: RolloutEvents = field(default_factory=RolloutEvents)
@@ -76,7 +76,7 @@ class Simulated:
         if held:
             notes.append("no weight sync is stated: the rollout is taken to hold it, as an engine that wakes up does")
         front = transport_first(context, backend, shares)
-        return cls(front, evaluation, demand, _at(positions, log.n), stated, held)
+        return cls(front, evaluation, demand, _AtSteps(positions, log.n), stated, held)
 
     @property
     def backend(self) -> int:
@@ -209,7 +209,7 @@ def scaled_lengths(table: LengthTable, mean: float, cap: int) -> LengthTable:
     return replace(table, response_tokens=np.clip(lengths * factor, 1, cap).round().astype(np.int64))
 
 
-class _at:  # noqa: N801 - reads like the preposition it is
+class _AtSteps:
     """Values at the rl_steps from values at the levels, by linear interpolation."""
 
     def __init__(self, positions: FloatArray, steps: int) -> None:

@@ -340,7 +340,7 @@ def _difference(states: list[State], parts: int) -> list[list[int]]:
     carried along: a merge keeps only where its slots came from, and labels run back from the last state to the first.
     Nearly all merges put one sequence into a state that has an empty set left: an insertion.
     """
-    given, made = len(states), list[tuple[int, int, Origin]]()
+    made: list[tuple[int, int, Origin]] = []
     sizes = [len(state) for state in states]
     heap = [(-_spread(state, parts), number) for number, state in enumerate(states)]
     heapq.heapify(heap)
@@ -359,7 +359,7 @@ def _difference(states: list[State], parts: int) -> list[list[int]]:
         sizes.append(len(state))
         heapq.heapreplace(heap, (state[0] - state[-1] if sizes[-1] == parts else state[0], len(states)))
         states.append(state)
-    return _labels(made, sizes, given)
+    return _labels(made, sizes)
 
 
 _GONE: State = []
@@ -386,7 +386,7 @@ def _merge(first: State, second: State, parts: int) -> tuple[State, Origin]:
     return joined[came], came
 
 
-def _labels(made: list[tuple[int, int, Origin]], sizes: list[int], given: int) -> list[list[int]]:
+def _labels(made: list[tuple[int, int, Origin]], sizes: list[int]) -> list[list[int]]:
     """Final set of every slot of the given states: the last state's slots are the sets, each merge hands them back."""
     label: list[list[int]] = [_NONE] * len(sizes)
     label[-1] = list(range(sizes[-1]))

@@ -23,7 +23,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.layout import IntArray
 from rlperf.specs.profiles import PACKAGE, search_path
 from rlperf.specs.reader import is_file, is_folder, reading
-from rlperf.specs.writer import write_atomic
+from rlperf.specs.writer import STALE_S, write_atomic
 from rlperf.sweep.columns import Column, columns_of, columns_text
 from rlperf.sweep.space import Group
 from rlperf.sweep.spec import Checked
@@ -32,8 +32,6 @@ from rlperf.version import __version__
 if TYPE_CHECKING:
     import polars as pl
 
-STALE_S = 600.0
-"""A half-written file of this age belongs to nobody any more; a younger one may be another process's."""
 FORMAT = 2
 """Version of a task's file."""
 CHUNK = 100_000

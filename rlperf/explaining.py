@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.api import Jobs, Question, ask, given, job_of
-from rlperf.calibrate.engine_trace import read_engine_traces
+from rlperf.calibrate.requests.engine_trace import read_engine_traces
 from rlperf.diagnose.explain import Explanation, explain_graph
 from rlperf.diagnose.graph import PerformanceGraph
 from rlperf.diagnose.logs import graph_of_ranks, graph_of_steps, logged_steps, read_rank_timings

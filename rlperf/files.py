@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlperf.calibrate.logs import LogFit, calibration_text, fit_log, logs_of
+from rlperf.calibrate.logs.fit import LogFit, calibration_text, fit_log, logs_of
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit.audit import Audit, audit

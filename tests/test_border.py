@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rlperf.calibrate.kernel_tables import read_series
-from rlperf.calibrate.request_log import read_request_log
+from rlperf.calibrate.requests.log import read_request_log
 from rlperf.calibrate.tables import read_table
 from rlperf.diagnose.logs import read_rank_timings
 from rlperf.errors import InfeasibleError, SpecError, nearest

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rlperf.calibrate.log_model import WHOLE, posterior
-from rlperf.calibrate.log_prior import Evidence, log_prior
-from rlperf.calibrate.log_stages import CONSTANTS, prior_widths, scaled_lengths
-from rlperf.calibrate.logs import LogFit, Told, calibration_text, fit_log
-from rlperf.calibrate.rl_framework import constant, with_constants
+from rlperf.calibrate.logs.fit import LogFit, Told, calibration_text, fit_log
+from rlperf.calibrate.logs.model import WHOLE, posterior
+from rlperf.calibrate.logs.prior import Evidence, log_prior
+from rlperf.calibrate.logs.stages import CONSTANTS, prior_widths, scaled_lengths
+from rlperf.calibrate.rl_step.framework import constant, with_constants
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.files import audit_config, calibrate_logs

@@ -10,9 +10,9 @@ import pytest
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.engine_host_pool import HOST, START, fit_host, framework_of, telling
-from rlperf.calibrate.rl_framework import constant, overhead, with_constants
-from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import StepRow, read_row
+from rlperf.calibrate.rl_step.framework import constant, overhead, with_constants
+from rlperf.calibrate.rl_step.predict import predict_step
+from rlperf.calibrate.rl_step.rows import StepRow, read_row
 from rlperf.calibrate.tables import read_table
 from rlperf.specs.engine_host import load_engine_hosts
 from rlperf.specs.rl_calibration import load_framework_calibration

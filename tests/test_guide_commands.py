@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rlperf
-from rlperf.calibrate.inference_rows import CostTable, case_of, serve
+from rlperf.calibrate.serving.rows import CostTable, case_of, serve
 from rlperf.calibrate.tables import read_table
 from rlperf.cli.main import app
 from rlperf.sweep import Sweep

@@ -12,20 +12,20 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from rlperf.calibrate.engines import measured_of
-from rlperf.calibrate.inference_rows import CostTable, case_of, serve
 from rlperf.calibrate.leave_out import ALL, report_of
 from rlperf.calibrate.leave_out_inference import Refits, predict_groups
 from rlperf.calibrate.pooling import fit_pool
-from rlperf.calibrate.serving_pool import (
+from rlperf.calibrate.serving.engines import measured_of
+from rlperf.calibrate.serving.pool import (
     configuration_of,
     first_token_spread,
     fold_of,
     profiles_of,
     spread_served,
 )
+from rlperf.calibrate.serving.rows import CostTable, case_of, serve
+from rlperf.calibrate.serving.stack import ServingStack
 from rlperf.calibrate.serving_profiles import calibrate_serving, profile_text
-from rlperf.calibrate.serving_stack import ServingStack
 from rlperf.calibrate.tables import Table, read_table
 from rlperf.calibrate.validate_inference import TOLD_AGAIN, predict_rows, told_again
 from rlperf.cli.main import run

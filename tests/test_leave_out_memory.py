@@ -10,7 +10,7 @@ import pytest
 from rlperf.calibrate.leave_out import ALL, leave_out
 from rlperf.calibrate.leave_out_memory import PeakRows
 from rlperf.calibrate.trainer_fits import MEMORY_KNOBS
-from rlperf.calibrate.trainer_rows import TrainingRow, calibration_part, digest, read_training_rows
+from rlperf.calibrate.trainers.rows import TrainingRow, calibration_part, digest, read_training_rows
 from rlperf.specs.trainer_calibration import load_trainer
 
 

@@ -13,8 +13,8 @@ import pytest
 from rlperf.calibrate.leave_out import group_of, report_of
 from rlperf.calibrate.leave_out_training import predict_groups
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.trainer_constants import Timed
-from rlperf.calibrate.trainer_rows import read_training_rows
+from rlperf.calibrate.trainers.constants import Timed
+from rlperf.calibrate.trainers.rows import read_training_rows
 
 HEADER = (
     "row_id,group,framework,framework_version,architecture,gpu,n_gpus,compute_dtype,tensor_parallel,pipeline_parallel,"

@@ -128,8 +128,8 @@ def test_rows_that_ran_fit(measured_data: Path) -> None:
     from rlperf.calibrate.columns import read_all
     from rlperf.calibrate.splits import is_new
     from rlperf.calibrate.tables import read_table
-    from rlperf.calibrate.trainer_rows import TrainingRow
-    from rlperf.calibrate.trainers import batches_of, stack
+    from rlperf.calibrate.trainers.costs import batches_of, stack
+    from rlperf.calibrate.trainers.rows import TrainingRow
 
     file = measured_data / "measured" / "training.csv"
     table = read_table(file)

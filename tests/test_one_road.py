@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import rlperf
-from rlperf.calibrate.rl_step_job import job_of, lengths_of
-from rlperf.calibrate.rl_step_predict import DEFAULT_LAW, predict_step
-from rlperf.calibrate.rl_step_rows import StepRow, read_row
+from rlperf.calibrate.rl_step.job import job_of, lengths_of
+from rlperf.calibrate.rl_step.predict import DEFAULT_LAW, predict_step
+from rlperf.calibrate.rl_step.rows import StepRow, read_row
 from rlperf.cost.engine_step import Drafted, EngineLimits, EngineStepCost
 from rlperf.errors import RlperfError
 from rlperf.plan.question.demand import _redrawn

@@ -7,8 +7,8 @@ from io import StringIO
 import numpy as np
 import pytest
 
-from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import read_row
+from rlperf.calibrate.rl_step.predict import predict_step
+from rlperf.calibrate.rl_step.rows import read_row
 from rlperf.cost.batching import bins_needed
 from rlperf.cost.packing import packed_bins, sorted_microbatches
 from rlperf.specs.rl_calibration import load_framework_calibration

@@ -30,9 +30,9 @@ PACKAGE = Path(rlperf.__file__).parent
 LAYOUT = tuple(each.name for each in ATTRIBUTES if each.part == "layout")
 SETTINGS = tuple(each.name for each in ATTRIBUTES if each.part == "settings")
 WRITTEN = {
-    "calibrate/trainer_rows.py": "columns of a measured table, by the names that they have there",
+    "calibrate/trainers/rows.py": "columns of a measured table, by the names that they have there",
     "calibrate/measure.py": "columns of the table that it writes: it runs alone, on the user's device",
-    "calibrate/rl_step_job.py": "what a measured row states of a pool",
+    "calibrate/rl_step/job.py": "what a measured row states of a pool",
     "cost/trainer/microbatch.py": "what the operators of a layer read of a layout",
     "specs/trainer_capability.py": "typed keys of a backend's file; checked against the table above",
     "frameworks/trl.py": "what has to be 1 or off where TRL runs on accelerate",

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 import rlperf
 from rlperf.api import ask
-from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.engine_host_pool import HOST
 from rlperf.calibrate.leave_out_rl_step import OVERHEADS, RELATIVES, believed, predict_groups, stranger
-from rlperf.calibrate.rl_framework import CONSTANTS, constant, fit_framework, overhead, with_constants
-from rlperf.calibrate.rl_step_configuration import configuration_digest, configuration_key
-from rlperf.calibrate.rl_step_job import lengths_of
-from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import mode_of, read_row
-from rlperf.calibrate.rl_step_software import software_of
+from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
+from rlperf.calibrate.rl_step.configuration import configuration_digest, configuration_key
+from rlperf.calibrate.rl_step.framework import CONSTANTS, constant, fit_framework, overhead, with_constants
+from rlperf.calibrate.rl_step.job import lengths_of
+from rlperf.calibrate.rl_step.predict import predict_step
+from rlperf.calibrate.rl_step.rows import mode_of, read_row
+from rlperf.calibrate.rl_step.software import software_of
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import Report, validate_file

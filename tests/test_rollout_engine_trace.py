@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate.engine_trace import TraceFit, fit_engine, predict_trace, read_engine_traces
+from rlperf.calibrate.requests.engine_trace import TraceFit, fit_engine, predict_trace, read_engine_traces
 from rlperf.errors import SpecError
 
 

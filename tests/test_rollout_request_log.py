@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate.request_log import RequestLog, read_request_log
-from rlperf.calibrate.request_replay import EngineSettings, replay, setup_of
+from rlperf.calibrate.requests.log import RequestLog, read_request_log
+from rlperf.calibrate.requests.replay import EngineSettings, replay, setup_of
 from rlperf.calibrate.validate import validate_paths
 from rlperf.errors import SpecError
 from rlperf.layout import Layout

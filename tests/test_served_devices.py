@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate.inference_rows import CostTable, case_of, serve
 from rlperf.calibrate.served_devices import KNOBS, constants_of, fit_served_device
+from rlperf.calibrate.serving.rows import CostTable, case_of, serve
 from rlperf.calibrate.tables import Row, Table
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import load_device_calibration

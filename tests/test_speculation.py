@@ -13,9 +13,9 @@ import pytest
 
 import rlperf
 from rlperf.api import ask
-from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import read_row
-from rlperf.calibrate.speculation import curves_of, fit_speculation
+from rlperf.calibrate.rl_step.predict import predict_step
+from rlperf.calibrate.rl_step.rows import read_row
+from rlperf.calibrate.speculation.acceptance import curves_of, fit_speculation
 from rlperf.calibrate.tables import read_table
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost

@@ -9,7 +9,7 @@ import pytest
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out_rl_step import stranger
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.trainer_pace_pool import STAGES, Residual, fit_pace, fit_paces
 from rlperf.cost.batching import Microbatches

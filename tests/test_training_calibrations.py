@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlperf.calibrate.timing_fits import BACKENDS, JUDGED, SOURCE, fit_rows, shipped
-from rlperf.calibrate.trainer_constants import OF_DEVICE, OF_STACK
 from rlperf.calibrate.trainer_fits import MEMORY_KNOBS
-from rlperf.calibrate.trainer_rows import digest, read_training_rows
-from rlperf.calibrate.trainers import Knob, descend, write_trainer
+from rlperf.calibrate.trainers.constants import OF_DEVICE, OF_STACK
+from rlperf.calibrate.trainers.costs import Knob, descend, write_trainer
+from rlperf.calibrate.trainers.rows import digest, read_training_rows
+from rlperf.calibrate.trainers.timing_fits import BACKENDS, JUDGED, SOURCE, fit_rows, shipped
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import calibration_names
 from rlperf.specs.profiles import load_device

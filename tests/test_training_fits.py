@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate import timing_fits, trainer_fits
-from rlperf.calibrate.timing_fits import fit_rows
-from rlperf.calibrate.trainer_constants import EXPERTS, SHARED, Timed
-from rlperf.calibrate.trainer_rows import TrainingRow, read_training_rows
-from rlperf.calibrate.trainers import Knob
+from rlperf.calibrate import trainer_fits
+from rlperf.calibrate.trainers import timing_fits
+from rlperf.calibrate.trainers.constants import EXPERTS, SHARED, Timed
+from rlperf.calibrate.trainers.costs import Knob
+from rlperf.calibrate.trainers.rows import TrainingRow, read_training_rows
+from rlperf.calibrate.trainers.timing_fits import fit_rows
 from rlperf.calibrate.validate_memory import predict_peaks
 from rlperf.specs.profiles import load_device
 from rlperf.specs.trainer_calibration import load_trainer

@@ -10,8 +10,8 @@ import pytest
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.trainer_rows import TrainingRow, backend_of, calibration_part, digest, read_training_rows
-from rlperf.calibrate.trainers import predict_parts, predict_seconds
+from rlperf.calibrate.trainers.costs import predict_parts, predict_seconds
+from rlperf.calibrate.trainers.rows import TrainingRow, backend_of, calibration_part, digest, read_training_rows
 from rlperf.calibrate.validate import validate_file
 from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes
 from rlperf.errors import SpecError

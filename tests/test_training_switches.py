@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlperf.calibrate.row_switches import of_note, of_recipe, recomputed
+from rlperf.calibrate.trainers.switches import of_note, of_recipe, recomputed
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers.moe import Moe
 from rlperf.cost.roofline import stream_s

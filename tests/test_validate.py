@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rlperf.calibrate import validate as core
-from rlperf.calibrate.engines import calibration_cases, engine_text, fit_engine
-from rlperf.calibrate.inference_rows import CostTable, case_of, serve
 from rlperf.calibrate.leave_out import ALL, leave_out
 from rlperf.calibrate.leave_out import report_of as left_out_report
 from rlperf.calibrate.leave_out_inference import predict_groups
+from rlperf.calibrate.serving.engines import calibration_cases, engine_text, fit_engine
+from rlperf.calibrate.serving.rows import CostTable, case_of, serve
 from rlperf.calibrate.splits import HELD_OUT, NEW, SAME_SERIES, groups_at_hand
 from rlperf.calibrate.tables import Refusal, Row, read_table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, report_of, split_of, validate_file

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate.rl_step_rows import read_row
-from rlperf.calibrate.speculation import curves_of, far_of, fit_speculation
-from rlperf.calibrate.speculation_gains import TIMED, cost_spread, mixed, told_gain
-from rlperf.calibrate.speculation_rows import Drafting, draftings_of, framework_of, served_of, slots_of
+from rlperf.calibrate.rl_step.rows import read_row
+from rlperf.calibrate.speculation.acceptance import curves_of, far_of, fit_speculation
+from rlperf.calibrate.speculation.gains import TIMED, cost_spread, mixed, told_gain
+from rlperf.calibrate.speculation.rows import Drafting, draftings_of, framework_of, served_of, slots_of
 from rlperf.calibrate.tables import Row, read_table
 from rlperf.calibrate.validate import PredictedFigure, Report, validate_file
 from rlperf.calibrate.validate_speculation import GAIN, TOKENS, TPOT, TRAINING_GAIN

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import rlperf
 from rlperf.calibrate.columns import read
 from rlperf.calibrate.leave_out_weight_sync import LINKS, fit_links, predict_groups, with_links
-from rlperf.calibrate.rl_framework import SyncObservation, fit_weight_sync
-from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import read_row
+from rlperf.calibrate.rl_step.framework import SyncObservation, fit_weight_sync
+from rlperf.calibrate.rl_step.predict import predict_step
+from rlperf.calibrate.rl_step.rows import read_row
 from rlperf.calibrate.tables import Row, Table, read_table
 from rlperf.calibrate.validate_weight_sync import SyncCase, sync_path
 from rlperf.cost.collectives import network_bytes_per_s, scale_up_bytes_per_s

@@ -19,8 +19,8 @@ from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out import ALL, GROUPS, ErrorSummary, LeaveOutLine, LeaveOutReport, report_of
 from rlperf.calibrate.leave_out_training import groups_of
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.timing_fits import fit_rows
-from rlperf.calibrate.trainer_rows import TrainingRow
+from rlperf.calibrate.trainers.rows import TrainingRow
+from rlperf.calibrate.trainers.timing_fits import fit_rows
 
 PAGE = accuracy.ROOT / "docs" / "guide" / "accuracy-training.md"
 BY = {

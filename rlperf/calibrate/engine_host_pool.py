@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlperf.calibrate.rl_framework import with_constants
-from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.framework import with_constants
+from rlperf.calibrate.rl_step.predict import predict_step
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import Z95
 from rlperf.specs.engine_host import EngineHost

@@ -1,8 +1,8 @@
 """Engines and devices left out of what serves: the pool fitted anew without a group, and its rows predicted so.
 
-The fit is the product's own, `rlperf.calibrate.serving_pool`, on every row of the table but the group's. The seen side
+The fit is the product's own, `rlperf.calibrate.serving.pool`, on every row of the table but the group's. The seen side
 is no better informed about the row itself: it is predicted by the fit that saw the group but not the row's
-configuration (one of `rlperf.calibrate.serving_pool.FOLDS` parts of all configurations). Every fit begins at what is
+configuration (one of `rlperf.calibrate.serving.pool.FOLDS` parts of all configurations). Every fit begins at what is
 believed without a row; only how far the intervals go is the shipped profiles'.
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.engines import measured_of
-from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, check
 from rlperf.calibrate.leave_out import LeftOutGroup, family_of, group_of, in_turn
 from rlperf.calibrate.pooling import fit_pool
-from rlperf.calibrate.serving_pool import ServingRows, configuration_of, fold_of, profiles_of
-from rlperf.calibrate.serving_stack import Measured
+from rlperf.calibrate.serving.engines import measured_of
+from rlperf.calibrate.serving.pool import ServingRows, configuration_of, fold_of, profiles_of
+from rlperf.calibrate.serving.rows import NEEDED, CostTable, ServingCase, case_of, check
+from rlperf.calibrate.serving.stack import Measured
 from rlperf.calibrate.tables import Table, read_table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Report, report_of
 from rlperf.calibrate.validate_inference import predict_case, predict_rows, told_again

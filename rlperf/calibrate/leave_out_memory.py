@@ -16,8 +16,8 @@ from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out import LeftOutGroup, group_of, in_turn
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.trainer_fits import MEMORY_KNOBS
-from rlperf.calibrate.trainer_rows import TrainingRow, calibration_part, digest
-from rlperf.calibrate.trainers import descend, middle
+from rlperf.calibrate.trainers.costs import descend, middle
+from rlperf.calibrate.trainers.rows import TrainingRow, calibration_part, digest
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_memory import peak_figure, predict_peaks
 from rlperf.layout import FloatArray

@@ -1,7 +1,7 @@
 """rl_steps of a framework or release left out: its constants forgotten, its rows predicted by what remains.
 
 A framework left out has the overheads of its relative, as one that nobody measured would (`RELATIVES`, and what
-`rlperf.calibrate.rl_step_software` says of unknown ones): mechanisms that were read from its source stay, for they are
+`rlperf.calibrate.rl_step.software` says of unknown ones): mechanisms that were read from its source stay, for they are
 no measurement. What the relative itself has from the framework goes with it, and what is believed without it stands in
 (`believed`); host time of engines is pooled over the rollouts of all others (`rlperf.calibrate.engine_host_pool`).
 A release left out is forgotten by the fit of its framework, which starts from the overheads of such a stranger; one
@@ -18,11 +18,11 @@ import numpy as np
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.engine_host_pool import HOST
 from rlperf.calibrate.leave_out import LeftOutGroup, conformal, group_of, in_turn
-from rlperf.calibrate.rl_framework import constant, fit_framework, overhead, with_constants
-from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.framework import constant, fit_framework, overhead, with_constants
+from rlperf.calibrate.rl_step.predict import StepPrediction, predict_step
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.tables import Table
-from rlperf.calibrate.trainer_constants import OF_STACK
+from rlperf.calibrate.trainers.constants import OF_STACK
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_rl_step import NEEDED, predictions_of
 from rlperf.errors import InfeasibleError, SpecError

@@ -12,9 +12,9 @@ from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out import LeftOutGroup, group_of, in_turn
 from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.tables import Table
-from rlperf.calibrate.timing_fits import TimingFit, fit_rows
-from rlperf.calibrate.trainer_constants import timed_as
-from rlperf.calibrate.trainer_rows import TrainingRow, digest
+from rlperf.calibrate.trainers.constants import timed_as
+from rlperf.calibrate.trainers.rows import TrainingRow, digest
+from rlperf.calibrate.trainers.timing_fits import TimingFit, fit_rows
 from rlperf.calibrate.validate import PredictedFigure
 from rlperf.calibrate.validate_training import NEEDED, figure_of
 from rlperf.layout import BoolArray, IntArray
@@ -24,9 +24,9 @@ from rlperf.told import Tell, quiet
 def predict_groups(path: Path, table: Table, by: str, tell: Tell = quiet) -> list[LeftOutGroup]:
     """Seconds of an optimizer update of every group's rows that fits do not see, with and without the group.
 
-    Seen: constants pooled on the rows that fits may see (`rlperf.calibrate.trainer_rows.timing_part`). Left out: the
+    Seen: constants pooled on the rows that fits may see (`rlperf.calibrate.trainers.rows.timing_part`). Left out: the
     same without any row of the group, from the prior on: ten seconds a group, two at once. Intervals are what either
-    fit leaves open of the row (`rlperf.calibrate.trainer_doubt`).
+    fit leaves open of the row (`rlperf.calibrate.trainers.doubt`).
     """
     table.need(*NEEDED)
     found, _ = read_all(TrainingRow, table)

@@ -17,9 +17,9 @@ from datetime import date
 
 import numpy as np
 
-from rlperf.calibrate.engines import SPLIT, measured_of, split_of
-from rlperf.calibrate.inference_rows import CostTable, case_of, check, serve
-from rlperf.calibrate.serving_stack import Measured
+from rlperf.calibrate.serving.engines import SPLIT, measured_of, split_of
+from rlperf.calibrate.serving.rows import CostTable, case_of, check, serve
+from rlperf.calibrate.serving.stack import Measured
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table
 from rlperf.errors import SpecError

@@ -10,11 +10,11 @@ from datetime import date
 import numpy as np
 import yaml
 
-from rlperf.calibrate.engines import engine_text
 from rlperf.calibrate.leave_out import reach_of_interval
 from rlperf.calibrate.leave_out_inference import LEAST, Refits, served_group
 from rlperf.calibrate.pooling import Pooled
-from rlperf.calibrate.serving_pool import configuration_of, evenly, fit_serving
+from rlperf.calibrate.serving.engines import engine_text
+from rlperf.calibrate.serving.pool import configuration_of, evenly, fit_serving
 from rlperf.calibrate.statistics import weighted_quantile
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import PredictedFigure

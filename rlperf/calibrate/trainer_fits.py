@@ -15,8 +15,8 @@ import numpy as np
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, calibration_part, digest, read_training_rows
-from rlperf.calibrate.trainers import Fit, Knob, asked_fit, descend, write_trainer
+from rlperf.calibrate.trainers.costs import Fit, Knob, asked_fit, descend, write_trainer
+from rlperf.calibrate.trainers.rows import SPLIT_SEED, TrainingRow, calibration_part, digest, read_training_rows
 from rlperf.calibrate.validate_memory import PhaseRow, phase_bytes, predict_peaks
 from rlperf.layout import FloatArray
 from rlperf.specs.trainer_calibration import TrainerCalibration, TrainerProvenance, load_trainer

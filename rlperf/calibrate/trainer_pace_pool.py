@@ -23,8 +23,8 @@ import numpy as np
 
 from rlperf.calibrate.engine_host_pool import framework_of, pooled, stack_of_row
 from rlperf.calibrate.leave_out_rl_step import stranger
-from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.predict import predict_step
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.layout import FloatArray
 from rlperf.specs.overhead import Provenance
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration

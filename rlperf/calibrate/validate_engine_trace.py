@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlperf.calibrate.engine_trace import EngineTrace, TraceFit, fit_engine, predict_trace, read_engine_traces
+from rlperf.calibrate.requests.engine_trace import EngineTrace, TraceFit, fit_engine, predict_trace, read_engine_traces
 from rlperf.calibrate.tables import Refusal
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Report, report_of
 from rlperf.errors import Problem, SpecError

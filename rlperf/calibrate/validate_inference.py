@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlperf.calibrate.inference_rows import NEEDED, CostTable, ServingCase, case_of, serve
+from rlperf.calibrate.serving.rows import NEEDED, CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.basis import ServedLoad, serving_basis

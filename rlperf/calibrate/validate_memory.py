@@ -9,8 +9,8 @@ import numpy as np
 
 from rlperf.calibrate.columns import Reading, column, count, derived, number, read_all, text
 from rlperf.calibrate.tables import Refusal, Row, Table
-from rlperf.calibrate.trainer_rows import TrainingRow, digest
-from rlperf.calibrate.trainers import batches_of, stack
+from rlperf.calibrate.trainers.costs import batches_of, stack
+from rlperf.calibrate.trainers.rows import TrainingRow, digest
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.layers import stack_of

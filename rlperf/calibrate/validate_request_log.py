@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlperf.calibrate.request_log import RequestLog, read_request_log
-from rlperf.calibrate.request_replay import replay, setup_of
+from rlperf.calibrate.requests.log import RequestLog, read_request_log
+from rlperf.calibrate.requests.replay import replay, setup_of
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Report, report_of
 from rlperf.errors import SpecError
 

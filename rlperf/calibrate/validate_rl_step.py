@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlperf.calibrate.columns import read
-from rlperf.calibrate.rl_step_configuration import configuration_digest
-from rlperf.calibrate.rl_step_predict import REST, STAGES, StepPrediction, predict_step
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.configuration import configuration_digest
+from rlperf.calibrate.rl_step.predict import REST, STAGES, StepPrediction, predict_step
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.parameters import parameters

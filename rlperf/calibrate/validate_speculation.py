@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.speculation import TAIL, far_of, fit_speculation, method_of
-from rlperf.calibrate.speculation_gains import TIMED, cost_spread, mixed, source_of, told_gain, trains
-from rlperf.calibrate.speculation_rows import Drafting, architecture_of, draftings_of
+from rlperf.calibrate.speculation.acceptance import TAIL, far_of, fit_speculation, method_of
+from rlperf.calibrate.speculation.gains import TIMED, cost_spread, mixed, source_of, told_gain, trains
+from rlperf.calibrate.speculation.rows import Drafting, architecture_of, draftings_of
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.speculation import training_share

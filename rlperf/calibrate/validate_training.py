@@ -9,8 +9,8 @@ import numpy as np
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import Refusal, Table
-from rlperf.calibrate.trainer_rows import TrainingRow, digest
-from rlperf.calibrate.trainers import predict_seconds
+from rlperf.calibrate.trainers.costs import predict_seconds
+from rlperf.calibrate.trainers.rows import TrainingRow, digest
 from rlperf.calibrate.validate import Outcome, PredictedFigure
 from rlperf.cost.layers import stack_of
 from rlperf.specs.calibration import Spread

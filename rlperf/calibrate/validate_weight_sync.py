@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import Guess, Reading, column, count, derived, one_of, positive, read, text
-from rlperf.calibrate.rl_framework import SyncObservation
+from rlperf.calibrate.rl_step.framework import SyncObservation
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s

@@ -106,7 +106,7 @@ def engine(
 
     Example: rlperf calibrate engine served.csv --name vllm --out vllm.yaml
     """
-    from rlperf.calibrate.engines import engine_text, fit_engine
+    from rlperf.calibrate.serving.engines import engine_text, fit_engine
     from rlperf.calibrate.tables import read_table
     from rlperf.specs.engine_calibration import load_engine_calibration
     from rlperf.specs.writer import write_atomic
@@ -136,8 +136,8 @@ def speculation(
 
     Example: rlperf calibrate speculation curves.csv --out speculation.yaml
     """
-    from rlperf.calibrate.speculation import calibration_text, fit_speculation
-    from rlperf.calibrate.speculation_gains import cost_spread
+    from rlperf.calibrate.speculation.acceptance import calibration_text, fit_speculation
+    from rlperf.calibrate.speculation.gains import cost_spread
     from rlperf.calibrate.tables import read_table
     from rlperf.specs.speculation_calibration import load_speculation
     from rlperf.specs.writer import write_atomic

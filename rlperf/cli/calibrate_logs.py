@@ -10,7 +10,7 @@ import typer
 from rlperf.cli.output import AsJson, console, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from rlperf.calibrate.logs import LogFit
+    from rlperf.calibrate.logs.fit import LogFit
 
 
 def logs(

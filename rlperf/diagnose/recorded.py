@@ -19,7 +19,7 @@ of every explanation that uses it, and the caller can state another."""
 
 
 class TurnLatencies(Protocol):
-    """One replica's rl_step of a recording with engine latencies (`rlperf.calibrate.engine_trace.EngineTrace`)."""
+    """One replica's rl_step of a recording with engine latencies (`EngineTrace` of `calibrate`)."""
 
     @property
     def rl_step(self) -> int:

@@ -223,7 +223,7 @@ def _requests(folder: Path) -> Any:
 
 
 def _engine_traces(folder: Path) -> Any:
-    from rlperf.calibrate.engine_trace import read_engine_traces
+    from rlperf.calibrate.requests.engine_trace import read_engine_traces
 
     return [
         {"latency_s": t.latency_s.tolist()} for t in read_engine_traces([folder / "multiturn_workload_step_0.jsonl"])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.assumed_lengths import AssumedLengths
+from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate import predictor
 from rlperf.cost.engine_memory import engine_memory

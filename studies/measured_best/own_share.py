@@ -17,8 +17,8 @@ from run import measured_folder
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.trainer_rows import TrainingRow
-from rlperf.calibrate.trainers import predict_seconds
+from rlperf.calibrate.trainers.costs import predict_seconds
+from rlperf.calibrate.trainers.rows import TrainingRow
 from rlperf.calibrate.validate import validate_file
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.uncertainty import log_sigma

@@ -11,10 +11,10 @@ from training import Outcome
 
 from rlperf.api import ask
 from rlperf.calibrate import columns
-from rlperf.calibrate.rl_step_configuration import configuration_digest
-from rlperf.calibrate.rl_step_job import job_of, lengths_of
-from rlperf.calibrate.rl_step_predict import DEFAULT_LAW
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.configuration import configuration_digest
+from rlperf.calibrate.rl_step.job import job_of, lengths_of
+from rlperf.calibrate.rl_step.predict import DEFAULT_LAW
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
 from rlperf.errors import InfeasibleError, SpecError

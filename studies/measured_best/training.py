@@ -11,8 +11,8 @@ import numpy as np
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
-from rlperf.calibrate.trainer_rows import TrainingRow
-from rlperf.calibrate.trainers import predict_seconds, shared_arguments
+from rlperf.calibrate.trainers.costs import predict_seconds, shared_arguments
+from rlperf.calibrate.trainers.rows import TrainingRow
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer.memory import trainer_memory
 from rlperf.cost.trainer.update import training_update

@@ -25,11 +25,11 @@ import polars as pl
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.leave_out_rl_step import stranger
-from rlperf.calibrate.log_prior import Evidence, evidence_of, log_prior
-from rlperf.calibrate.logs import LogFit, fit_log
-from rlperf.calibrate.rl_step_job import context_of
-from rlperf.calibrate.rl_step_predict import DEFAULT_LAW, STAGES, StepPrediction, predict_step
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.logs.fit import LogFit, fit_log
+from rlperf.calibrate.logs.prior import Evidence, evidence_of, log_prior
+from rlperf.calibrate.rl_step.job import context_of
+from rlperf.calibrate.rl_step.predict import DEFAULT_LAW, STAGES, StepPrediction, predict_step
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.tables import read_table
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.specs.calibration import Z95

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rlperf.calibrate.columns import read_all
 from rlperf.calibrate.engine_host_pool import HOST, fit_host, framework_of, telling
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.tables import read_table
 from rlperf.specs.engine_host import EngineHost, EngineHosts, load_engine_hosts
 from rlperf.specs.overhead import Overhead

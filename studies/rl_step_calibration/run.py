@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.rl_framework import constant, fit_framework, with_constants
-from rlperf.calibrate.rl_step_predict import REST, predict_step
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.framework import constant, fit_framework, with_constants
+from rlperf.calibrate.rl_step.predict import REST, predict_step
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.tables import read_table
 from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
 

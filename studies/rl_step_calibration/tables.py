@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.assumed_lengths import AssumedLengths
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.rl_step_predict import DEFAULT_LAW, StepPrediction, predict_step
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
+from rlperf.calibrate.rl_step.predict import DEFAULT_LAW, StepPrediction, predict_step
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.splits import is_new
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate_rl_step import seen, stratum

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlperf.calibrate.columns import read_all
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.trainer_pace_pool import STAGES, fit_paces
 from rlperf.specs.trainer_pace import Pace, TrainerPace, load_trainer_paces

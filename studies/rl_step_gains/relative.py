@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.calibrate.rl_step_predict import predict_step
-from rlperf.calibrate.rl_step_rows import read_row
+from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
+from rlperf.calibrate.rl_step.predict import predict_step
+from rlperf.calibrate.rl_step.rows import read_row
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data")) / "measured" / "rl_step_relative.csv"

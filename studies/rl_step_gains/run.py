@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.calibrate.rl_step_predict import StepPrediction, predict_step
-from rlperf.calibrate.rl_step_rows import read_row
+from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
+from rlperf.calibrate.rl_step.predict import StepPrediction, predict_step
+from rlperf.calibrate.rl_step.rows import read_row
 from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.sim.rl_step.compose import compose_rl_step
 from rlperf.sim.rl_step.modes import Execution

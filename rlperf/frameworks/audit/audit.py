@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.logs import logs_of
+from rlperf.calibrate.logs.fit import logs_of
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit.beside_log import Compared, compared, log_findings

@@ -42,7 +42,7 @@ LENGTHS = (0.39, 0.5)
 """Mean over longest tokens of a sequence, where lengths are not published: median over the groups of
 ``measured/rl_step.csv`` (0.16 to 1.0) and standard deviation of its logarithm."""
 SPREAD = 0.6
-"""Coefficient of variation of lengths (`rlperf.calibrate.rl_step_predict.DEFAULT_LAW`)."""
+"""Coefficient of variation of lengths (`rlperf.calibrate.rl_step.predict.DEFAULT_LAW`)."""
 _QUANTILES = (np.arange(20) + 0.5) / 20.0
 
 DEVICES = {"80 GB": "a100_80g_sxm", "a100": "a100_80g_sxm", "32 GB vGPU": "rtx_5090"}

@@ -2,7 +2,7 @@
 
 The prior is the shipped calibration: every constant as wide as its file states it, every stage as wide as groups that
 nobody fitted were off (`rlperf.specs.stage_spread.LogPrior`). The log moves them in proportion to what they explain of
-it (`rlperf.calibrate.log_model`), so that three rl_steps already tell a cluster, and cannot overfit it.
+it (`rlperf.calibrate.logs.model`), so that three rl_steps already tell a cluster, and cannot overfit it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import yaml
 
-from rlperf.calibrate.log_model import WHOLE, Posterior, Seconds, posterior
-from rlperf.calibrate.log_stages import CONSTANTS, LEAST_S, Simulated, measured_stages, prior_widths
-from rlperf.calibrate.rl_framework import constant, with_constants
+from rlperf.calibrate.logs.model import WHOLE, Posterior, Seconds, posterior
+from rlperf.calibrate.logs.stages import CONSTANTS, LEAST_S, Simulated, measured_stages, prior_widths
+from rlperf.calibrate.rl_step.framework import constant, with_constants
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context

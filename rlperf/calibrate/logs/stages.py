@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from rlperf.calibrate.log_model import ENGINE, WHOLE, Seconds
-from rlperf.calibrate.rl_framework import constant, with_constants
+from rlperf.calibrate.logs.model import ENGINE, WHOLE, Seconds
+from rlperf.calibrate.rl_step.framework import constant, with_constants
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context

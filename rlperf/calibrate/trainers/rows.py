@@ -28,8 +28,8 @@ from rlperf.calibrate.columns import (
     text,
     whole,
 )
-from rlperf.calibrate.row_switches import of_note, of_recipe, recomputed
 from rlperf.calibrate.tables import Refusal, read_table
+from rlperf.calibrate.trainers.switches import of_note, of_recipe, recomputed
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import DTYPES
 from rlperf.cost.trainer.memory import trainer_memory

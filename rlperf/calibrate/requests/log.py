@@ -1,4 +1,4 @@
-"""Per-request logs of a serving engine: what a folder holds; `rlperf.calibrate.request_replay` predicts it.
+"""Per-request logs of a serving engine: what a folder holds; `rlperf.calibrate.requests.replay` predicts it.
 
 A folder holds ``meta.json`` (model, engine settings; optionally the cache size and the device) and ``requests.jsonl``
 (per request: input_toks, output_toks, arrival_time, queued_ts, scheduled_ts, first_token_ts, last_token_ts; optionally

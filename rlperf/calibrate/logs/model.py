@@ -1,4 +1,4 @@
-r"""The posterior behind `rlperf.calibrate.logs`: what one log says of constants and stages, on top of what was known.
+r"""The posterior behind `fit_log`: what one log says of constants and stages, on top of what was known.
 
 Stage ``s`` of rl_step ``t`` is
 

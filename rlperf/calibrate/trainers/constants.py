@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from rlperf.calibrate.pooling import STEP, Constant, Kind, Rows
-from rlperf.calibrate.trainer_rows import TrainingRow
-from rlperf.calibrate.trainers import batches_of, stack
+from rlperf.calibrate.trainers.costs import batches_of, stack
+from rlperf.calibrate.trainers.rows import TrainingRow
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.trainer.update import training_update

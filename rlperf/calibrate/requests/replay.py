@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rlperf.calibrate.request_log import RequestLog, RequestTimes
-from rlperf.calibrate.rl_step_software import dtype_named
+from rlperf.calibrate.requests.log import RequestLog, RequestTimes
+from rlperf.calibrate.rl_step.software import dtype_named
 from rlperf.cost.collectives import reaches_peers
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost

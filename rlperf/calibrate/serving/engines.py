@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import yaml
 
-from rlperf.calibrate.inference_rows import CostTable, ServingCase, case_of, check
-from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
+from rlperf.calibrate.serving.rows import CostTable, ServingCase, case_of, check
+from rlperf.calibrate.serving.stack import CONSTANTS, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table, split_rank
 from rlperf.errors import Problem, SpecError

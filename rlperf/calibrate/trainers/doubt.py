@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from rlperf.calibrate.pooling import Pooled
-from rlperf.calibrate.trainer_constants import generation_of, labels_of, timed_as
-from rlperf.calibrate.trainer_rows import TrainingRow, digest
+from rlperf.calibrate.trainers.constants import generation_of, labels_of, timed_as
+from rlperf.calibrate.trainers.rows import TrainingRow, digest
 from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.trainer_calibration import Doubt
 

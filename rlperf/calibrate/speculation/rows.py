@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.calibrate.speculation import method_of
+from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
+from rlperf.calibrate.speculation.acceptance import method_of
 from rlperf.calibrate.tables import Row
 from rlperf.cost.parameters import parameters
 from rlperf.cost.replica import Replica

@@ -7,9 +7,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.calibrate.rl_step_job import context_of
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
+from rlperf.calibrate.rl_step.job import context_of
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, stages_of, step_view

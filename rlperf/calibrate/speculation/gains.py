@@ -14,8 +14,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rlperf.calibrate.speculation import TAIL, far_of
-from rlperf.calibrate.speculation_rows import (
+from rlperf.calibrate.speculation.acceptance import TAIL, far_of
+from rlperf.calibrate.speculation.rows import (
     OF_A_ROLLOUT,
     PRESUMED_CONTEXT,
     UNPRINTED_OUTPUTS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlperf.calibrate.inference_rows import Asked, CostTable, ServingCase, asked_of, of_run_s, served
+from rlperf.calibrate.serving.rows import Asked, CostTable, ServingCase, asked_of, of_run_s, served
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import uncaptured_layers
 from rlperf.cost.layers import stack_of

@@ -19,9 +19,9 @@ from typing import get_args
 
 import numpy as np
 
-from rlperf.calibrate.inference_rows import CostTable, ServingCase
 from rlperf.calibrate.pooling import Constant, Kind, Levels, Pooled, Rows, fit_pool, left_out
-from rlperf.calibrate.serving_stack import CONSTANTS, Measured, ServingStack
+from rlperf.calibrate.serving.rows import CostTable, ServingCase
+from rlperf.calibrate.serving.stack import CONSTANTS, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors, weighted_quantile
 from rlperf.calibrate.tables import split_rank
 from rlperf.cost.parameters import parameters

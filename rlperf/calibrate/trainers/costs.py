@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.calibrate.row_switches import recomputed
-from rlperf.calibrate.trainer_rows import TrainingRow
+from rlperf.calibrate.trainers.rows import TrainingRow
+from rlperf.calibrate.trainers.switches import recomputed
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer.update import PARTS, TrainingCost, training_update
 from rlperf.layout import FloatArray, Layout

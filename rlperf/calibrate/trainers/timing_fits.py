@@ -1,7 +1,7 @@
 """Seconds of all trainer backends fitted together, and the calibration files that follow from the fit.
 
-``python -m rlperf.calibrate.timing_fits DATA OUT [BACKEND ...]`` reads ``DATA/measured/training.csv``, pools the
-constants of every backend on two thirds of the configurations (`rlperf.calibrate.trainer_rows.timing_part`) and writes
+``python -m rlperf.calibrate.trainers.timing_fits DATA OUT [BACKEND ...]`` reads ``DATA/measured/training.csv``, pools
+the constants of every backend on two thirds of the configurations (`timing_part`) and writes
 each calibration, or those named, as it is shipped into ``OUT/<backend>.yaml``: of `POOLED` all seconds and the
 interval, of the others what the pool lends them (`LENT`) and what it leaves open; all else stays as it is.
 """
@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from rlperf.calibrate.pooling import Pooled, fit_pool
-from rlperf.calibrate.trainer_constants import (
+from rlperf.calibrate.trainers.constants import (
     OF_DEVICE,
     OF_STACK,
     Timed,
@@ -27,9 +27,9 @@ from rlperf.calibrate.trainer_constants import (
     of_device,
     timed_as,
 )
-from rlperf.calibrate.trainer_doubt import Doubts
-from rlperf.calibrate.trainer_rows import SPLIT_SEED, TrainingRow, digest, read_training_rows, timing_part
-from rlperf.calibrate.trainers import Knob, asked_fit, write_trainer
+from rlperf.calibrate.trainers.costs import Knob, asked_fit, write_trainer
+from rlperf.calibrate.trainers.doubt import Doubts
+from rlperf.calibrate.trainers.rows import SPLIT_SEED, TrainingRow, digest, read_training_rows, timing_part
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.profiles import load_device, profile_names
 from rlperf.specs.trainer_calibration import Doubt, Generation, TrainerCalibration, TrainerProvenance, load_trainer

@@ -174,7 +174,7 @@ def fit_speculation(
 
     Notes
     -----
-    The spread of costs stays as it is known: gains tell it (`rlperf.calibrate.speculation_gains.cost_spread`).
+    The spread of costs stays as it is known: gains tell it (`rlperf.calibrate.speculation.gains.cost_spread`).
     """
     curves = [curve for curve in curves_of(table) if curve.model != without]
     if not curves:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from pydantic import ValidationError
 
-from rlperf.calibrate.assumed_lengths import AssumedLengths
-from rlperf.calibrate.rl_step_rows import StepRow
+from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
+from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.plan.question.context import Context, TaskContext, counting, keys_of

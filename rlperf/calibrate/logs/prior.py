@@ -1,4 +1,4 @@
-r"""The prior of `rlperf.calibrate.logs`, from measured rl_steps: how far stages differ between groups, and within one.
+r"""The prior of `fit_log`, from measured rl_steps: how far stages differ between groups, and within one.
 
 A group is a framework (or a release of it, on a cluster of its own). Of its rows ``r`` and what they state,
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlperf.calibrate.log_model import slopes_at
-from rlperf.calibrate.log_stages import CONSTANTS, Simulated, measured_stages, prior_widths
+from rlperf.calibrate.logs.model import slopes_at
+from rlperf.calibrate.logs.stages import CONSTANTS, Simulated, measured_stages, prior_widths
 from rlperf.layout import FloatArray
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context

@@ -28,8 +28,8 @@ from rlperf.calibrate.columns import (
     tokens_of,
     whole,
 )
-from rlperf.calibrate.rl_step_configuration import configuration_key
-from rlperf.calibrate.rl_step_software import Software, dtype_named, software_of
+from rlperf.calibrate.rl_step.configuration import configuration_key
+from rlperf.calibrate.rl_step.software import Software, dtype_named, software_of
 from rlperf.calibrate.tables import Row
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.parameters import parameters, routed_parameters

@@ -1,0 +1,1 @@
+"""Recorded requests of engines: logs replayed, and latencies of multi-turn rollouts."""

@@ -1,0 +1,1 @@
+"""Published speculation: rows, acceptance of drafted tokens, and gains."""

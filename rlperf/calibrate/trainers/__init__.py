@@ -1,0 +1,1 @@
+"""Measured training: rows, their costs, and the constants of all backends fitted to them together."""

@@ -18,7 +18,7 @@ import yaml
 
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import checked, framework_facts, states
-from rlperf.frameworks.export import broken_rules, export_run, illegal_keys, write_plan
+from rlperf.frameworks.export import export_run, illegal_keys, refusals, write_plan
 from rlperf.frameworks.fields import SGLANG_KV_DTYPE, Target, field
 from rlperf.frameworks.keytable import flatten, key_table
 from rlperf.frameworks.readback import read_back
@@ -60,7 +60,7 @@ def test_sampled_plans_export_with_known_keys_and_kept_rules(
         assert illegal_keys(phase.emission.settings, target) == []
         if index % 20 == 0:
             back = _read_back(phase.files, framework, version, tmp_path)
-            assert broken_rules(back, framework, version) == []
+            assert refusals(back, framework, version) == []
             adapted = phase.emission.run
             for at in map(ref, KEPT):
                 if adapted.value(at) is not None and str(at) not in _not_stored(framework, adapted):

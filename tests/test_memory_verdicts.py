@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
-from rlperf.frameworks.audit.memory_verdicts import MemoryVerdict, read_verdicts, report, risk_of
+from rlperf.frameworks.audit.memory_verdicts import MemoryVerdict, predicted_risk, read_verdicts, report
 
 LORA: dict[str, Any] = {
     "data.max_prompt_length": 512, "data.max_response_length": 1024, "actor_rollout_ref.model.lora_rank": 32,
@@ -33,7 +33,7 @@ def probability(tmp_path: Path, **changes: Any) -> float:
     file = tmp_path / "verdicts.jsonl"
     file.write_text(json.dumps(row(**changes)))
     (verdict,) = read_verdicts(file)
-    return risk_of(verdict).probability
+    return predicted_risk(verdict).probability
 
 
 def update(sequences: int, **keys: Any) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def export_run(
     new = carried.source.additions if carried is not None else frozenset()
     broken = [
         *illegal_keys([setting for setting in emission.settings if setting.key not in new], target),
-        *broken_rules(emission.run, adapter.name, version, folder=folder, told=carried is None),
+        *refusals(emission.run, adapter.name, version, folder=folder, told=carried is None),
     ]
     if broken:
         raise ExportError("the plan breaks its rules", f"{adapter.name}=={version}", dict(broken))
@@ -268,7 +268,7 @@ def illegal_keys(settings: Iterable[Setting], target: Target) -> list[tuple[str,
     return wrong
 
 
-def broken_rules(
+def refusals(
     run: Run, framework: str, version: str, *, folder: Path | str | None = None, told: bool = True
 ) -> list[tuple[str, str]]:
     """(key, what is wrong) of every rule of the framework that the run breaks.

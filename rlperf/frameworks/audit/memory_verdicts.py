@@ -159,7 +159,7 @@ def report(path: Path) -> MemoryVerdictReport:
     risks, refused = [], []
     for verdict in read_verdicts(path):
         try:
-            risks.append(risk_of(verdict))
+            risks.append(predicted_risk(verdict))
         except (RlperfError, ValueError, KeyError, TypeError, ArithmeticError) as error:
             refused.append((verdict.id, str(error).splitlines()[0]))
     return MemoryVerdictReport(str(path), tuple(risks), tuple(refused))
@@ -186,7 +186,7 @@ def read_verdicts(path: Path) -> Iterable[MemoryVerdict]:
             raise SpecError(Problem(f"is no verdict: {error}", str(path), number)) from None
 
 
-def risk_of(verdict: MemoryVerdict) -> Risk:
+def predicted_risk(verdict: MemoryVerdict) -> Risk:
     """The probability of running out of memory.
 
     Raises

@@ -35,13 +35,13 @@ class Repair:
     @property
     def words(self) -> str:
         """``set a.b: 4, c: true``."""
-        return "set " + ", ".join(f"{key}: {said(value)}" for key, value in self.settings.items())
+        return "set " + ", ".join(f"{key}: {as_yaml(value)}" for key, value in self.settings.items())
 
 
-def said(value: Value) -> str:
+def as_yaml(value: Value) -> str:
     """A value as YAML has it.
 
-    >>> said(None), said(True), said(0.85)
+    >>> as_yaml(None), as_yaml(True), as_yaml(0.85)
     ('null', 'true', '0.85')
     """
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"

@@ -42,7 +42,7 @@ def moe_fit(hw: Hardware, dtype: str, kernels: Sequence[str] = ()) -> tuple[MoeF
 
 
 def touched_experts(pairs: Array, experts: Array) -> FloatArray:
-    """Expected number of distinct experts that ``pairs`` uniform (token, expert) pairs reach: E (1 - (1 - 1/E)^pairs).
+    """Distinct experts that ``pairs`` uniform (token, expert) pairs reach, expected [1]: E (1 - (1 - 1/E)^pairs).
 
     >>> round(float(touched_experts(8, 128)), 2), float(touched_experts(1e6, 8))
     (7.78, 8.0)

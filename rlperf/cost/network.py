@@ -50,7 +50,7 @@ def pair_hop_s(hw: Hardware) -> float:
 def tree_s(
     hw: Hardware, near_s: FloatArray, x: FloatArray, n: FloatArray, inside: FloatArray, scale_up: float
 ) -> FloatArray:
-    """All-reduce of ``x`` bytes by a tree over nodes; ``near_s`` the all-reduce of the same buffer inside a node."""
+    """All-reduce of ``x`` bytes by a tree over nodes [s]; ``near_s``: of the same buffer inside a node [s]."""
     nodes = n / inside
     far = np.where(nodes > 2.0, 2.0, 1.0) * x / inside / (hw.library.tree * line_bytes_per_s(hw))
     low = hw.library.low
@@ -66,7 +66,7 @@ def tree_s(
 def ring_s(
     hw: Hardware, near_s: FloatArray, x: FloatArray, n: FloatArray, inside: FloatArray, passes: float, scale_up: float
 ) -> FloatArray:
-    """A collective by a ring through all devices; ``near_s`` the ring's bytes inside a node."""
+    """A collective of ``x`` bytes by a ring through all devices [s]; ``near_s``: its bytes inside a node [s]."""
     nodes = n / inside
     bus = passes * x * (n - 1.0) / n
     # one device a node is one flow a port, as between pairs; several share their ports ring by ring

@@ -129,16 +129,16 @@ class Replica:
 
     @property
     def attention_tensor(self) -> FloatArray:
-        """Devices that share one copy of the attention layers."""
+        """Devices that share one copy of the attention layers [1]."""
         return np.maximum(self.tensor / self.attention_data, 1.0)
 
     @property
     def head_tensor(self) -> FloatArray:
-        """Devices that share one output head: those of an attention copy, or all (`EngineCalibration.gathers_rows`)."""
+        """Devices that share one output head: of an attention copy, or all (`EngineCalibration.gathers_rows`) [1]."""
         return self.tensor if self.engine.gathers_rows else self.attention_tensor
 
     def scheduled(self, requests: Array) -> FloatArray:
-        """Of the replica's requests those of one scheduler: each copy of the attention has a process of its own.
+        """Of the replica's requests those of one scheduler [1]: each copy of the attention has a process of its own.
 
         vLLM runs an engine core a data-parallel rank (v1/engine/core.py, DPEngineCoreProc), SGLang a scheduler process
         (0.5.6 managers/data_parallel_controller.py:431), TensorRT-LLM an executor.
@@ -146,15 +146,15 @@ class Replica:
         return as_float(requests) / self.attention_data
 
     def kv_heads(self, arch: Architecture) -> FloatArray:
-        """Key/value heads of a layer on one device; they are copied where there are fewer than devices."""
+        """Key/value heads of a layer on one device; they are copied where there are fewer than devices [1]."""
         return np.maximum(np.ceil(arch.kv_heads / self.attention_tensor), 1.0)
 
     def heads(self, arch: Architecture) -> FloatArray:
-        """Query heads of a layer on one device; layers of one model may have different ones."""
+        """Query heads of a layer on one device; layers of one model may have different ones [1]."""
         return np.maximum(arch.heads / self.attention_tensor, 1.0)
 
     def within(self, group: FloatArray) -> FloatArray:
-        """Devices of a group that share a scale-up domain."""
+        """Devices of a group that share a scale-up domain [1]."""
         return np.minimum(group, float(self.hw.cluster.scale_up_domain))
 
 

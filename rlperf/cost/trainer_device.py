@@ -159,7 +159,7 @@ class TrainerDevice:
 
     @cached_property
     def ring_wait(self) -> FloatArray:
-        """Attention of the slowest rank of a causal ring over that of the mean one, (2 cp - 1) / cp if not balanced."""
+        """Attention of a causal ring's slowest rank over that of the mean one [1]; (2 cp - 1) / cp if not balanced."""
         ring = self.layout.context_parallel.astype(np.float64)
         return (2.0 * ring - 1.0) / ring if self.switches.ring == "unbalanced" else np.ones(())
 

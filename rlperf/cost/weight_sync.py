@@ -64,7 +64,7 @@ class SyncPayload:
 
     @property
     def bytes(self) -> float:
-        """All bytes of the policy."""
+        """All of the policy [bytes]."""
         return self.dense_bytes + self.expert_bytes
 
     def __add__(self, other: SyncPayload) -> SyncPayload:

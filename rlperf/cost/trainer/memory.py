@@ -62,17 +62,17 @@ class MemoryParts:
 
     @property
     def total(self) -> FloatArray:
-        """All device parts together."""
+        """All device parts together [bytes]."""
         return sum((getattr(self, name) for name in DEVICE_PARTS), np.zeros(()))
 
     @property
     def allocated(self) -> FloatArray:
-        """What the framework's allocator reports: without context."""
+        """What the framework's allocator reports: without context [bytes]."""
         return self.total - self.context
 
     @property
     def states(self) -> FloatArray:
-        """Weights, gradients and optimizer: what stays between two microbatches."""
+        """Weights, gradients and optimizer: what stays between two microbatches [bytes]."""
         return self.weights + self.gradients + self.optimizer
 
     def with_(self, **changes: FloatArray) -> MemoryParts:

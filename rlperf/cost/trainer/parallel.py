@@ -157,7 +157,7 @@ def stage_hop_s(
 def trained_share(
     arch: Architecture, layout: Layout, stage: StageParameters, lora_rank: int | None
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Trained parameters of one device: (mean layer, dense; mean layer, routed experts; embedding and head)."""
+    """Trained parameters of one device: (mean layer, dense; mean layer, routed experts; embedding and head) [1]."""
     if not lora_rank:
         first = stage.embedding - stage.frozen
         tables = np.where(layout.pipeline_parallel == 1, first + stage.head, np.maximum(first, stage.head))

@@ -73,7 +73,7 @@ def _routed(arch: Architecture) -> tuple[FloatArray, FloatArray]:
 
 
 def routed_layers(arch: Architecture, layout: Layout, ends: Ends = EVEN) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Layers with routed experts on the first stage, on the one between that has most of them, and on the last.
+    """Layers with routed experts on the first stage, on the one between with most of them, and on the last [1].
 
     Dense layers usually come first: then it is a stage between that holds experts in all of its layers.
     """
@@ -99,7 +99,7 @@ def _stages(arch: Architecture, layout: Layout, ends: Ends) -> tuple[FloatArray,
 
 
 def layer_parameters(arch: Architecture, layout: Layout) -> tuple[FloatArray, FloatArray]:
-    """Parameters of the mean layer on one device: (all but routed experts, routed experts).
+    """Parameters of the mean layer on one device: (all but routed experts, routed experts) [1].
 
     Tensor parallelism divides the matrices; norms, and what a kind of layer calls replicated (routers, down
     projections of MLA), are copied.
@@ -151,7 +151,7 @@ def lora_parameters(arch: Architecture, rank: int) -> tuple[float, float]:
 
 
 def in_flight(layout: Layout, microbatches: Microbatches) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Microbatches whose activations the first, the second and the last stage keep, in units of a whole stage.
+    """Microbatches whose activations the first, the second and the last stage keep, in units of a whole stage [1].
 
     1F1B keeps p on the first and 1 on the last stage; interleaving v chunks p + (p - 1) / v and 1 + p (v - 1) / v
     (Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Korthikanti et al. 2022, section 4.2.3). Each stage starts

@@ -89,7 +89,7 @@ class _Pass:
 
     @property
     def device(self) -> FloatArray:
-        """All that the device does in the layer, the host apart."""
+        """All that the device does in the layer, the host apart [s]."""
         return self.forward + self.backward + self.recompute + self.tensor + self.context + self.expert
 
 

@@ -96,5 +96,5 @@ class Site:
 
     @property
     def networks(self) -> float:
-        """Policy-sized networks that are held and updated here: two where PPO's critic shares the trainer's devices."""
+        """Policy-sized networks held and updated here [1]: two where PPO's critic shares the trainer's devices."""
         return 2.0 if {"trainer", "critic"} <= set(self.roles) else 1.0

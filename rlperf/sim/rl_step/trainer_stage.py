@@ -240,7 +240,7 @@ def simulated_scoring(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
     settings: Settings, budget: int | None, known: CutLengths,
 ) -> tuple[FloatArray, ScoringWork]:  # fmt: skip
-    """Events: the same of scoring."""
+    """Events: the scoring passes of every replicate [s] ``[replicates]``, and what is behind them."""
     demand = site.trained(demand)
     scored = known.of(trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))[1], demand)
     one = scored_once(site, stack, architecture, demand, layout, settings, scored)

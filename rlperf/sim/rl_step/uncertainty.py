@@ -60,7 +60,7 @@ class StageSigmas:
 
     @property
     def of_stages(self) -> FloatArray:
-        """In the order of `stage_matrix`."""
+        """In the order of `stage_matrix` [1] ``[stages]``."""
         return np.array([*(getattr(self, name) for name in CALIBRATED), self.rest])
 
 

@@ -76,7 +76,7 @@ class StepCensus:
 
     @property
     def steps(self) -> float:
-        """Engine_steps altogether."""
+        """Engine_steps altogether [1]."""
         return float(self.batch_steps.sum() + self.mixed_steps.sum())
 
     def makespan_s(self, cost: EngineStepCost) -> FloatArray:

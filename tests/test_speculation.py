@@ -17,8 +17,10 @@ from rlperf.calibrate.rl_step.predict import predict_step
 from rlperf.calibrate.rl_step.rows import read_row
 from rlperf.calibrate.speculation.acceptance import curves_of, fit_speculation
 from rlperf.calibrate.tables import read_table
+from rlperf.calibrate.validate import validate_file
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.operators import recording_s
 from rlperf.cost.parameters import parameters
 from rlperf.cost.replica import Replica
 from rlperf.cost.speculation import DRAFT_KERNELS, VERIFY_KERNELS, draft_head, draft_memory, speculating
@@ -354,7 +356,36 @@ def test_a_head_takes_memory_of_the_cache() -> None:
     # a layer of 193 M, a projection of 3 h^2 and a head of 32,000 tokens at two bytes; one layer's cache beside 36
     assert 0.6e9 < float(found.weight_bytes) < 1.1e9
     assert float(found.cache_share) == pytest.approx(1 / 36, rel=0.01)
-    assert float(found.logit_bytes) == 64 * 3 * architecture.vocab * 8
+    assert float(found.held_bytes) == 64 * 3 * architecture.vocab * 8
+
+
+def test_recurrent_layers_write_a_state_for_every_draft() -> None:
+    """30 layers of Qwen3.5-35B-A3B have 32 states of 128 x 128 in fp32: 63 MB a request and draft, held and written."""
+    state = 30 * 32 * 128 * 128 * 4.0
+    hybrid = Replica.of(
+        load_architecture("Qwen3.5-35B-A3B"), load_hardware("h100_sxm"), load_engine_calibration("vllm"), Layout.of()
+    )
+    wanted = DraftSetting.parse("mtp:3")
+    assert wanted is not None
+    held = float(draft_memory(hybrid, wanted, np.array(64.0)).held_bytes)
+    assert held == pytest.approx(64 * 3 * (state + hybrid.arch.vocab * 8.0), rel=1e-6)
+    # written at 0.7 to 0.95 of the bandwidth; the convolution's inputs and outputs are a fiftieth beside it
+    each = float(np.max(recording_s(hybrid))) * 3.35e12 / state
+    assert 1.0 < each < 1.5
+    assert float(np.max(recording_s(replace(hybrid, arch=load_architecture("Qwen3-8B"))))) == 0.0
+    added = speculating(plain("Qwen3.5-35B-A3B"), hybrid, wanted, load_speculation().tokens(wanted, None)).drafted
+    assert added is not None and added.added_s[3, 512] - added.added_s[3, 256] > 3 * 256 * state / 3.35e12
+
+
+@pytest.mark.data
+def test_verifications_of_recurrent_layers_are_told(measured_data: Path) -> None:
+    """Four and eight tokens a request (Kimi Delta Attention): 2.5 and 4.5 decodes by what is read and written."""
+    found = validate_file(measured_data / "kernels" / "kda.csv", "kernels").predictions
+    for device, low in (("h100_sxm", 0.9), ("b200_sxm", 0.7), ("gb300", 0.7)):
+        mine = [one for one in found if one.group.startswith(f"scan/{device}") and one.group.endswith("verify")]
+        ratio = np.median([one.predicted / one.measured for one in mine])
+        assert len(mine) >= 36 and low < ratio < 1.1, device
+        assert not any(one.series_in_fit for one in mine)
 
 
 @pytest.mark.parametrize(

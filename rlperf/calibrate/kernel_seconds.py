@@ -197,7 +197,7 @@ def mixer_of_scan(series: Series) -> str:
 
 
 def scan_seconds(series: Series, device: Device) -> Seconds:
-    """A recurrent mixer of one engine in one phase: its scan, or one step of its recurrence."""
+    """A recurrent mixer of one engine in one phase: its scan, or one step of its recurrence, drafts verified or not."""
     b, s, h, k, v = _columns(series, "batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim")
     prompts = series.variant == "context"
 
@@ -206,7 +206,7 @@ def scan_seconds(series: Series, device: Device) -> Seconds:
             return chunked_with(device, fit, b[r], s[r], h[r], k[r], v[r], series.shape["chunk_size"][r])
         if prompts:
             return scan_with(device, fit, b[r], s[r], h[r], k[r], v[r])
-        return step_with(device, fit, b[r], 4.0 * (h * k * v)[r], cached=True)
+        return step_with(device, fit, b[r], 4.0 * (h * k * v)[r], drafts=s[r] - 1.0, cached=True)
 
     return seconds
 

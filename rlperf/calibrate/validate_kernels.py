@@ -56,6 +56,8 @@ from rlperf.specs.hardware import Hardware, load_hardware
 SKEWED = "power_law_1.2"
 """Routing of expert timings that a kernel's constants of uneven routing are told from."""
 UNKNOWN_EXPERTS = "which experts were touched no file says: the kernel routed equal scores over several devices"
+VERIFY = "verify"
+"""Phase of timings of several drafted tokens a request, of which no constants are told."""
 NO_CONSTANTS = "neither the device nor one that it borrows from has constants of such a kernel"
 
 
@@ -90,7 +92,7 @@ def shipped(series: Series, hw: Hardware) -> list[PredictedFigure]:
     quality: Quality | None = getattr(constants, "quality", None)
     spread = quality.spread if quality else Spread(low=1.0 / UNTIMED, high=UNTIMED)
     told_by = "/".join((series.kind, series.device, series.kernel))
-    own = quality is not None and quality.rows.startswith(told_by)
+    own = quality is not None and quality.rows.startswith(told_by) and series.variant != VERIFY
     lender = getattr(constants, "timed_on", None) or hw.calibration.extrapolated_from
     return [
         PredictedFigure(
@@ -144,6 +146,11 @@ def _by_plan(series: Series, hw: Hardware) -> tuple[Series, Any, FloatArray]:
     raise SpecError(NO_CONSTANTS)
 
 
+def _phase(series: Series) -> str:
+    """A verification of drafts is a step of several tokens."""
+    return "generation" if series.variant == VERIFY else series.variant
+
+
 def _latent(series: Series, hw: Hardware) -> Any:
     if series.variant == "generation":
         return latent_decode_fit(hw, series.dtype, series.kernel)
@@ -162,8 +169,8 @@ _KINDS: tuple[tuple[str, Callable[[Series, Any], Seconds], Callable[[Series, Har
     ("decode", decode_seconds, lambda one, hw: decode_fit(hw, one.dtype, one.kernel)[0]),
     ("latent", latent_seconds, _latent),
     ("absorption", absorption_seconds, _absorption),
-    ("scan", scan_seconds, lambda one, hw: scan_fit(hw, mixer_of_scan(one), one.variant, one.kernel)),
-    (CONVOLUTION, convolution_seconds, lambda one, hw: scan_fit(hw, one.dtype, one.variant, one.kernel)),
+    ("scan", scan_seconds, lambda one, hw: scan_fit(hw, mixer_of_scan(one), _phase(one), one.kernel)),
+    (CONVOLUTION, convolution_seconds, lambda one, hw: scan_fit(hw, one.dtype, _phase(one), one.kernel)),
     ("streams", streams_seconds, lambda one, hw: streams_fit(hw, one.kernel)),
     ("stream", stream_seconds, lambda _, hw: hw.calibration.stream),
 )

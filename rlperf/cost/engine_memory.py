@@ -82,6 +82,13 @@ def kv_bytes_per_request(replica: Replica) -> FloatArray:
     return held / replica.pipeline
 
 
+def recorded_bytes(replica: Replica) -> FloatArray:
+    """What a request holds for every drafted token beside its cache, on one device [bytes]: recurrent states."""
+    halves = stack_of(replica.arch).halves
+    held = sum((half.count * half.layer.recorded_bytes(replica) for half in halves), np.zeros(()))
+    return held / replica.pipeline
+
+
 def request_bytes(replica: Replica, tokens: Array) -> FloatArray:
     """What a request of so many tokens holds on one device [bytes]."""
     halves, held = stack_of(replica.arch).halves, as_float(tokens)

@@ -90,6 +90,13 @@ def decode_operators(replica: Replica, running: Array, kv_tokens: Array) -> list
     return found
 
 
+def recording_s(replica: Replica) -> FloatArray:
+    """What every drafted token adds to a verification, per running request: `Layer.recording_s` of all layers [s]."""
+    halves = stack_of(replica.arch).halves
+    each = sum((half.count * half.layer.recording_s(replica) for half in halves), np.zeros(()))
+    return np.asarray(each / (replica.batches * replica.attention_data))
+
+
 def prefill_operators(replica: Replica, requests: Array, query_tokens: Array, kv_tokens: Array) -> list[Operator]:
     """Attention over prompts: ``requests`` with ``query_tokens`` new of ``kv_tokens`` visible tokens each."""
     sequences = as_float(requests) / (replica.batches * replica.attention_data)

@@ -25,20 +25,24 @@ def scan_fit(hw: Hardware, mixer: str, phase: str, engine: str) -> ScanFit | Non
     return next((fit for fit in fits if fit.kernel == engine), fits[0] if fits else None)
 
 
-def step_with(device: Device, fit: ScanFit, requests: Array, state_bytes: Array, *, cached: bool = False) -> FloatArray:
-    r"""Seconds of one step of the recurrence: every state is read and written, :math:`t = t_0 + 2 r S / (W e_m)`.
+def step_with(
+    device: Device, fit: ScanFit, requests: Array, state_bytes: Array, *, drafts: Array = 0.0, cached: bool = False
+) -> FloatArray:
+    r"""Seconds of one step of the recurrence, :math:`t = t_0 + (2 + k) r S / (W e_m)`: every state is read and written.
 
     Parameters
     ----------
     requests : r, running requests [1]
     state_bytes : S, state of one request in fp32 on this device [bytes]
+    drafts : k, tokens verified beside the one that is decoded: the state behind each is written, too, so that the
+        engine can go back to where drafts are rejected [1]
     cached : states stand in L2 from the last call, as in kernel benchmarks; in an engine they never do
 
     Notes
     -----
-    Fitted for 1..512 requests and 4..64 heads of 128 x 128.
+    Fitted for 1..512 requests and 4..64 heads of 128 x 128, without drafts.
     """
-    moved = 2.0 * as_float(requests) * as_float(state_bytes)
+    moved = (2.0 + as_float(drafts)) * as_float(requests) * as_float(state_bytes)
     memory_s = moved / (device.memory_bandwidth * fit.memory)
     if cached:
         memory_s = still_in_l2(device, memory_s, moved, fit.cached, share=STATES_SHARE, edge=6.0)
@@ -55,19 +59,22 @@ def convolved_with(
 
     Parameters
     ----------
-    sequences, query_tokens : s prompts of n new tokens; in a step the running requests, of one token each [1, tokens]
+    sequences, query_tokens : s prompts of n new tokens; in a step the running requests, of one token each, or of all
+        that are verified [1, tokens]
     channels, taps : c, channels on this device, and k, tokens that the convolution sees [1]
     cached : inputs stand in L2 from the last call, as in kernel benchmarks
 
     Notes
     -----
-    b is 4 bytes in prompts (two read, two written) and 4 k in a step, which reads and writes the last k - 1 inputs too.
+    b is 4 bytes in prompts (two read, two written); a step reads the last k - 1 inputs too, and writes those behind
+    each of its tokens: n b = 4 n + 2 (k - 1) (n + 1).
     c_b: some kernels have a block of threads for every sequence and channel, however few its tokens. Fitted for
     1..512 requests, 128..512k tokens and 1k..37k channels.
     """
     s, c = as_float(sequences), as_float(channels)
-    each = 4.0 * as_float(taps) if fit.phase == "generation" else 4.0
-    moved = s * as_float(query_tokens) * c * each
+    moved = s * c * 4.0 * as_float(query_tokens)
+    if fit.phase == "generation":
+        moved = moved + s * c * 2.0 * (as_float(taps) - 1.0) * (as_float(query_tokens) + 1.0)
     memory_s = moved / (device.memory_bandwidth * fit.memory)
     if cached:
         memory_s = still_in_l2(device, memory_s, moved, fit.cached, share=2.0 * L2_SHARE)

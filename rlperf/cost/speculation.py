@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token, weight_bytes
+from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token, recorded_bytes, weight_bytes
 from rlperf.cost.engine_step import Drafted, EngineStepCost
 from rlperf.cost.inference import TOKEN_POINTS
 from rlperf.cost.layers import KINDS
 from rlperf.cost.layers.softmax import Softmax
-from rlperf.cost.operators import decode_operators, head_operators, token_operators
+from rlperf.cost.operators import decode_operators, head_operators, recording_s, token_operators
 from rlperf.cost.parameters import active_parameters, embedding_parameters
 from rlperf.cost.replica import Replica, gemm_operator, total_in_engine
 from rlperf.errors import Problem, SpecError
@@ -103,7 +103,7 @@ def speculating(
     .. math::
 
         t(b, K) = \frac{1}{m_k} \Big( h + m_k h_r b + L_v(b, k) + d_0 + d_s b + k b\, t_{head}
-            + K \sqrt{d_k^2 + ((k + 1)^2 - 1) c^2} + t_v + \sum_{i=1}^{k} t_i(b, K) \Big)
+            + K \sqrt{d_k^2 + ((k + 1)^2 - 1) c^2} + k b\, t_s + t_v + \sum_{i=1}^{k} t_i(b, K) \Big)
 
     Parameters
     ----------
@@ -115,7 +115,8 @@ def speculating(
     -----
     L_v: products of (k + 1) b tokens, see `_verification_s`. h_r: engine and clients handle every token of a request
     (detokenise, stop, stream), so it counts per token yielded. c: FLOP of one query on one cached token at the rate of
-    the prefill kernel (what a verification adds to attention that reads the cache once); t_v calls of rejection
+    the prefill kernel (what a verification adds to attention that reads the cache once); t_s: recurrent layers write
+    the state behind every draft, to go back to where one is rejected (`recording_s`); t_v calls of rejection
     sampling; t_i the i-th pass of the draft's layer and head, see `_draft`.
     """
     tokens = yields.tokens
@@ -127,7 +128,7 @@ def speculating(
     called = replica.engine.kernels_per_layer * call_s(replica)
     head = draft_head(replica.arch, wanted.method)
     next_s, draft_key_s = _draft(head, replica, padded, 1, DRAFT_KERNELS * called)
-    plain = cost.linear(padded)
+    plain, recorded_s = cost.linear(padded), scale * float(np.max(recording_s(replica)))
     added = np.full((wanted.most + 1, len(running)), np.nan)  # of numbers that are never drafted
     keys = added.copy()
     added[0], keys[0] = 0.0, cost.decode_per_kv_token_s
@@ -135,7 +136,7 @@ def speculating(
         wider = _verification_s(cost, replica, running, k) - plain
         handled = (tokens[k] - 1.0) * max(cost.host_per_request_s - head_s, 0.0)
         drafts = _draft(head, replica, padded, k + 1, DRAFT_KERNELS * called)[0] + (k - 1) * next_s
-        added[k] = wider + running * (k * head_s + handled) + drafts + VERIFY_KERNELS * called
+        added[k] = wider + running * (k * (head_s + recorded_s) + handled) + drafts + VERIFY_KERNELS * called
         keys[k] = np.hypot(cost.decode_per_kv_token_s, np.sqrt(k * (k + 2.0)) * pair_s) + k * draft_key_s
     table = Drafted(np.array(tokens), added, keys, np.zeros(len(running), dtype=np.int64), yields.spread)
     return replace(cost, drafted=_chosen(cost, table, wanted.fewest, running, typical_context))
@@ -206,11 +207,18 @@ def _draft(
 
 @dataclass(frozen=True, eq=False)
 class DraftMemory:
-    """What a draft head takes on a device: its weights [bytes], its cache over the model's own [1], and its logits."""
+    """What speculation takes on a device.
+
+    Attributes
+    ----------
+    weight_bytes : of the draft head [bytes]
+    cache_share : its cache over the model's own [1]
+    held_bytes : logits of what is verified, and recurrent states behind every draft, of all running requests [bytes]
+    """
 
     weight_bytes: FloatArray
     cache_share: FloatArray
-    logit_bytes: FloatArray
+    held_bytes: FloatArray
 
 
 def draft_memory(replica: Replica, wanted: DraftSetting, running: FloatArray) -> DraftMemory:
@@ -219,17 +227,17 @@ def draft_memory(replica: Replica, wanted: DraftSetting, running: FloatArray) ->
     Rejection sampling keeps logits and probabilities of every verified token in fp32 on every device (vLLM's
     v1/sample/rejection_sampler.py works on the gathered vocabulary).
     """
-    head, logits = draft_head(replica.arch, wanted.method), running * wanted.most * replica.arch.vocab * 8.0
-    logits = logits / replica.attention_data
+    head, drafted = draft_head(replica.arch, wanted.method), running * wanted.most / replica.attention_data
+    held = drafted * (replica.arch.vocab * 8.0 + recorded_bytes(replica))
     if head is None:
         none = np.zeros_like(replica.tensor)
-        return DraftMemory(none, none, logits)
+        return DraftMemory(none, none, held)
     small = replace(replica, arch=head.arch.model_copy(update={"vocab": 1}), pipeline=np.ones_like(replica.pipeline))
     width = dtype_of(replica.roles.projection).weight_bytes
     extra = head.projection_parameters * width + head.own_head_parameters * 2.0
     weights = weight_bytes(small) + extra / replica.attention_tensor
     own = kv_bytes_per_token(replica) + kv_bytes_per_request(replica) / 4096.0
-    return DraftMemory(weights, kv_bytes_per_token(small) / np.maximum(own, 1e-9), logits)
+    return DraftMemory(weights, kv_bytes_per_token(small) / np.maximum(own, 1e-9), held)
 
 
 def training_share(arch: Architecture, method: Method) -> float:

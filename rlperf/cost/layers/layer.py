@@ -239,6 +239,14 @@ class Layer:
         """Prefill of ``sequences`` with ``query`` new of ``kv`` visible tokens each, on one device."""
         return []
 
+    def recording_s(self, replica: Replica) -> FloatArray | float:
+        """What a drafted token adds to a verification of one request beside products and the reading of keys [s]."""
+        return 0.0
+
+    def recorded_bytes(self, replica: Replica) -> FloatArray | float:
+        """What a request holds in one layer for every drafted token, to go back to where one is rejected [bytes]."""
+        return 0.0
+
     def lacks(self, hw: Hardware, engine: EngineCalibration) -> str:
         """Why predictions of an engine that runs it on a device are extrapolated, in words; empty: they are not."""
         return self.unmeasured

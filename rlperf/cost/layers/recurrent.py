@@ -114,6 +114,25 @@ class Recurrent(Layer, ABC):
         sheet = 2.0 * requests * state / hw.device.memory_bandwidth
         return [*found, Operator("state", count * seconds, np.zeros(()), count * sheet, np.zeros(()))]
 
+    def recorded_bytes(self, replica: Replica) -> FloatArray:
+        """The state behind the token, as vLLM's blocks of a state hold it (1 + k a request); SGLang keeps one more."""
+        return self.state_bytes / replica.attention_tensor
+
+    def recording_s(self, replica: Replica) -> FloatArray:
+        """The state behind it is written, and what the convolution sees; the state before is read once for all."""
+        device, state, one = replica.hw.device, self.recorded_bytes(replica), np.ones(())
+        fit = scan_fit(replica.hw, self.table, "generation", replica.engine.engine)
+        if fit is None:
+            written = state / (device.memory_bandwidth * replica.hw.calibration.stream.small_memory)
+        else:
+            written = step_with(device, fit, one, state, drafts=1.0) - step_with(device, fit, one, state)
+        front = self._convolution_fit(replica, "generation")
+        if front is None:
+            return written
+        channels = self.convolved / replica.attention_tensor
+        more, once = (convolved_with(device, front, one, tokens, channels, self.taps) for tokens in (2.0, 1.0))
+        return written + more - once
+
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
     ) -> list[Operator]:

@@ -171,7 +171,7 @@ def replica_memory(
     wanted = DraftSetting.parse(settings.speculation)
     if wanted is not None:
         draft = draft_memory(replica, wanted, as_float(running))
-        held = held + draft.weight_bytes + draft.logit_bytes
+        held = held + draft.weight_bytes + draft.held_bytes
         weights, per_token = weights + draft.weight_bytes, 1.0 + draft.cache_share
     others = (site.adapter_jobs - 1) * _adapter_bytes(site, architecture, layout) / layout.pipeline_parallel
     held, weights = held + others, weights + others

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ import rlperf
 from rlperf.cli.profiles import KINDS, _names, show
 from rlperf.errors import SpecError
 from rlperf.specs import profiles
+from rlperf.specs.calibration import load_device_calibration
 from rlperf.specs.cluster import Device
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware, timed_relative
 from rlperf.specs.profiles import (
     _aliases,
@@ -27,7 +30,8 @@ from rlperf.specs.profiles import (
     profile_root,
     search_path,
 )
-from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.specs.rl_calibration import FrameworkCalibration, load_framework_calibration
+from rlperf.specs.trainer_calibration import load_trainer
 
 # fmt: off
 REQUIRED = {
@@ -333,14 +337,25 @@ def test_a_process_sees_no_more_memory_than_a_device_has() -> None:
         Device(**{**device.model_dump(), "memory_usable": "81 GiB"})
 
 
-def test_a_framework_calibration_that_was_written_again_is_read_again(tmp_path: Path) -> None:
-    shipped = (profile_root() / "calibrations" / "frameworks" / "nemo_rl_dtensor.yaml").read_text(encoding="utf-8")
-    target = tmp_path / "calibrations" / "frameworks" / "nemo_rl_dtensor.yaml"
+@pytest.mark.parametrize(
+    ("kind", "name", "load"),
+    [
+        ("frameworks", "slime", load_framework_calibration),
+        ("devices", "h100_sxm", load_device_calibration),
+        ("engines", "vllm", load_engine_calibration),
+        ("trainers", "fsdp2", load_trainer),
+    ],
+)
+def test_a_calibration_that_was_written_again_is_read_again(
+    tmp_path: Path, kind: str, name: str, load: Callable[..., FrameworkCalibration]
+) -> None:
+    shipped = yaml.safe_load((profile_root() / "calibrations" / kind / f"{name}.yaml").read_text(encoding="utf-8"))
+    target = tmp_path / "calibrations" / kind / f"{name}.yaml"
     target.parent.mkdir(parents=True)
-    target.write_text(shipped, encoding="utf-8")
-    before = load_framework_calibration("nemo_rl", "fsdp2", folder=tmp_path)
-    target.write_text(shipped.replace("release_spread: 0.06", "release_spread: 0.075"), encoding="utf-8")
-    assert load_framework_calibration("nemo_rl", "fsdp2", folder=tmp_path).release_spread != before.release_spread
+    for word in ("before", "afterwards"):
+        notes = [word] if isinstance(shipped.get("notes"), list) else word
+        target.write_text(yaml.safe_dump({**shipped, "notes": notes}), encoding="utf-8")
+        assert word in load(name, folder=tmp_path).notes
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
+from typing import cast
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.frozen import Frozen
-from rlperf.specs.profiles import search_path
-from rlperf.specs.reader import is_file, read_spec
+from rlperf.specs.profiles import search_path, stamp
+from rlperf.specs.reader import Spec, is_file, read_spec
 from rlperf.units import NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 Z95 = 1.6448536269514722
@@ -415,9 +416,14 @@ def calibration_names(kind: str, folder: Path | str | None = None) -> list[str]:
     return sorted({path.stem for root in search_path(folder) for path in (root / "calibrations" / kind).glob("*.yaml")})
 
 
+def read_calibration(path: Path, kind: type[Spec]) -> Spec:
+    """The calibration in a file: read once, and again where a process has written it anew."""
+    return cast(Spec, _read(path, kind, stamp(path)))
+
+
 @cache
-def _device_calibration(path: Path) -> DeviceCalibration:
-    return read_spec(path, DeviceCalibration)
+def _read(path: Path, kind: type[BaseModel], _version: tuple[int, int]) -> BaseModel:
+    return read_spec(path, kind)
 
 
 def load_device_calibration(
@@ -432,11 +438,11 @@ def load_device_calibration(
         return found if found.device == device else found.borrowed_by(device)
     path = find_calibration(device, "devices", folder)
     if path is not None:
-        return _device_calibration(path)
+        return read_calibration(path, DeviceCalibration)
     if relative:
         path = find_calibration(relative, "devices", folder)
         if path is not None:
-            return _device_calibration(path).borrowed_by(device)
+            return read_calibration(path, DeviceCalibration).borrowed_by(device)
     timed = ", ".join(calibration_names("devices", folder))
     raise SpecError(
         Problem(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.calibration import Quality, Spread, calibration_names, find_calibration
+from rlperf.specs.calibration import Quality, Spread, calibration_names, find_calibration, read_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.reader import read_spec
@@ -272,11 +271,6 @@ class EngineCalibration(Frozen):
 _TIMES = ("step", "per_layer", "per_expert_layer", "per_request", "uncaptured", "kernel_scale")
 
 
-@cache
-def _engine_calibration(path: Path) -> EngineCalibration:
-    return read_spec(path, EngineCalibration)
-
-
 def load_engine_calibration(
     engine: str, version: str | None = None, *, file: Path | str | None = None, folder: Path | str | None = None
 ) -> EngineCalibration:
@@ -298,7 +292,7 @@ def load_engine_calibration(
                 suggestion=did_you_mean(engine, names) or f"known: {', '.join(names)}",
             )
         )
-    return of_release(_engine_calibration(path), release_of(version or ""))
+    return of_release(read_calibration(path, EngineCalibration), release_of(version or ""))
 
 
 def of_release(engine: EngineCalibration, release: str) -> EngineCalibration:

@@ -248,5 +248,5 @@ def load_hardware(
         constants = lent_by(constants, load_device(constants.extrapolated_from, folder), sheet, folder)
     else:
         constants = with_relatives_kernels(constants, sheet, folder)
-    library = load_network_calibration(folder=folder)
+    library = load_network_calibration(folder)
     return Hardware(sheet, constants, machine, load_link(machine.network, folder), library)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from pydantic import Field
 
-from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.calibration import calibration_names, find_calibration
+from rlperf.errors import Problem, SpecError
+from rlperf.specs.calibration import find_calibration, read_calibration
 from rlperf.specs.frozen import Frozen
-from rlperf.specs.reader import read_spec
 from rlperf.units import NonNegativeInt, PositiveFloat, Seconds
 
 
@@ -57,19 +55,13 @@ class NetworkCalibration(Frozen):
         return min(one.low for one in self.provenance), max(one.high for one in self.provenance)
 
 
-@cache
-def _read(path: Path) -> NetworkCalibration:
-    return read_spec(path, NetworkCalibration)
-
-
-def load_network_calibration(name: str = "nccl", *, folder: Path | str | None = None) -> NetworkCalibration:
-    """Constants of a communication library by name; ``folder`` is the job's folder.
+def load_network_calibration(folder: Path | str | None = None) -> NetworkCalibration:
+    """Constants of NCCL, the library that every framework communicates by; ``folder`` is the job's folder.
 
     >>> load_network_calibration().line.start
     1.4e-05
     """
-    path = find_calibration(name, "networks", folder)
+    path = find_calibration("nccl", "networks", folder)
     if path is None:
-        names = calibration_names("networks", folder)
-        raise SpecError(Problem(f"no calibration for network library {name!r}", suggestion=did_you_mean(name, names)))
-    return _read(path)
+        raise SpecError(Problem("no calibration for network library 'nccl'"))
+    return read_calibration(path, NetworkCalibration)

@@ -7,7 +7,6 @@ measured is marked ``assumed`` and carries a wide spread.
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +14,13 @@ import numpy as np
 from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.calibration import Z95
+from rlperf.specs.calibration import Z95, read_calibration
 from rlperf.specs.framework import UnderWay, facts_data, trainer_facts, under_way_of
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.overhead import Overhead, Provenance, Rate, ServedAdapters, TrainerOverheads
-from rlperf.specs.profiles import search_path, stamp
-from rlperf.specs.reader import is_file, read_spec
+from rlperf.specs.profiles import search_path
+from rlperf.specs.reader import is_file
 from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
 from rlperf.specs.trainer_pace import TrainerPace, load_trainer_paces
 from rlperf.units import BytesPerSecond, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
@@ -274,7 +273,7 @@ def _pick(fits: tuple[WeightSyncFit, ...], transport: Transport, owner: str) -> 
 def load_framework_calibration(
     framework: str, trainer: str | None = None, folder: Path | str | None = None
 ) -> FrameworkCalibration:
-    """Calibration of a framework: by its own name, by framework and trainer backend, or from a file.
+    """Calibration of a framework: by its own name, or by framework and trainer backend.
 
     >>> load_framework_calibration("nemo_rl", "fsdp2").id, load_framework_calibration("slime").id
     ('nemo_rl_dtensor', 'slime')
@@ -296,8 +295,6 @@ def framework_trainers(framework: str, folder: Path | str | None = None) -> tupl
 
 def _calibrations_of(framework: str, folder: Path | str | None) -> list[FrameworkCalibration]:
     """The file of this name, or those that begin with it (one for each kind of trainer)."""
-    if framework.endswith((".yaml", ".yml")):
-        return [_read(Path(framework))]
     base = framework.split("==")[0].strip().lower().replace("-", "_")
     files: dict[str, Path] = {}
     for root in search_path(folder):
@@ -305,16 +302,11 @@ def _calibrations_of(framework: str, folder: Path | str | None) -> list[Framewor
             files.setdefault(path.stem, path)
     names = [base] if base in files else sorted(name for name in files if name.startswith(f"{base}_"))
     if names:
-        return [_read(files[name], stamp(files[name])) for name in names]
+        return [read_calibration(files[name], FrameworkCalibration) for name in names]
     if relative := facts_data(base).get("relative"):
         return [each.borrowed_by(base) for each in _calibrations_of(relative, folder)]
     hint = did_you_mean(base, sorted(files))
     raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))
-
-
-@cache
-def _read(path: Path, _version: tuple[int, int]) -> FrameworkCalibration:
-    return read_spec(path, FrameworkCalibration)
 
 
 def load_transport(name: str, folder: Path | str | None = None) -> TransportCalibration:
@@ -325,11 +317,6 @@ def load_transport(name: str, folder: Path | str | None = None) -> TransportCali
     """
     roots = [root / "calibrations" / "transports" for root in search_path(folder)]
     if found := next(filter(is_file, (root / f"{name}.yaml" for root in roots)), None):
-        return _read_transport(found, stamp(found))
+        return read_calibration(found, TransportCalibration)
     known = sorted(path.stem for root in roots for path in root.glob("*.yaml"))
     raise SpecError(Problem(f"there is no transport named {name!r}", suggestion=did_you_mean(name, known)))
-
-
-@cache
-def _read_transport(path: Path, _version: tuple[int, int]) -> TransportCalibration:
-    return read_spec(path, TransportCalibration)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from rlperf.errors import Problem, SpecError
+from rlperf.specs.calibration import read_calibration
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.overhead import Provenance
 from rlperf.specs.profiles import find_profile
-from rlperf.specs.reader import read_document, validate
 from rlperf.specs.speculation import DraftSetting, Method, first_of, tokens_per_step
 from rlperf.units import PositiveFloat, PositiveInt
 
@@ -128,9 +126,4 @@ class SpeculationCalibration(Frozen):
 
 def load_speculation() -> SpeculationCalibration:
     """``calibrations/speculation.yaml``, nearest first on the search path: `rlperf calibrate speculation` writes it."""
-    return _read(find_profile("calibrations", "speculation"))
-
-
-@cache
-def _read(path: Path) -> SpeculationCalibration:
-    return validate(read_document(path), SpeculationCalibration)
+    return read_calibration(find_profile("calibrations", "speculation"), SpeculationCalibration)

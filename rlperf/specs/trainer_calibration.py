@@ -20,6 +20,7 @@ from rlperf.specs.cluster import Device
 from rlperf.specs.framework import facts_data
 from rlperf.specs.framework_names import FRAMEWORKS
 from rlperf.specs.frozen import Frozen
+from rlperf.specs.profiles import stamp
 from rlperf.specs.reader import read_document, read_spec, validate
 from rlperf.specs.trainer_capability import Capability
 from rlperf.specs.trainer_switches import Switches
@@ -303,8 +304,12 @@ class TrainerCalibration(Frozen):
         return next(entry for entry in self.generations if entry.generation == name)
 
 
-@cache
 def _read(path: Path) -> TrainerCalibration:
+    return _checked(path, stamp(path))
+
+
+@cache
+def _checked(path: Path, _version: tuple[int, int]) -> TrainerCalibration:
     document = read_document(path)
     found = validate(document, TrainerCalibration)
     problems = []

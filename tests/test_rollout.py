@@ -19,12 +19,9 @@ from rlperf.sim.rollout import (
     ReplicaCosts,
     Speculation,
     Trajectories,
-    judge,
     simulate_replica,
     simulate_rollout,
-    slowest_rank_s,
     take_census,
-    verify,
 )
 from rlperf.sim.rollout.routing import Routing
 from rlperf.sim.rollout.step_seconds import tabulated
@@ -346,38 +343,6 @@ def test_partial_rollouts_refuse_several_turns() -> None:
                          np.zeros(1))  # fmt: skip
     with pytest.raises(SpecError, match="single-turn"):
         PartialRollouts().run(GroupSource(turns), SERVE, 1, 1)
-
-
-# -- reward --------------------------------------------------------------------------------------------------------
-
-
-def test_reward_waits_for_the_slowest_rank() -> None:
-    rollout = simulate_rollout(Trajectories.of(4, [3, 9, 3, 9]), 2, cost=SECOND, limits=ROOMY)
-    own = verify(rollout, [1.0, 10.0, 1.0, 10.0], workers=1, overlap=False, per_rank=True)
-    assert own.finish_s.tolist() == [10.0, 19.0, 11.0, 29.0]
-    assert own.exposed_s == 20.0
-    shared = verify(rollout, [1.0, 10.0, 1.0, 10.0], workers=2, overlap=False)
-    assert shared.finish_s.tolist() == [10.0, 19.0, 11.0, 21.0]
-    assert verify(rollout, 0.5, workers=4).exposed_s == 0.5
-    with pytest.raises(SpecError, match="worker"):
-        verify(rollout, 1.0, workers=0)
-
-
-def test_judge_reads_what_was_generated() -> None:
-    trajectories = Trajectories.of(4, [3, 9])
-    rollout = simulate_rollout(trajectories, 1, cost=SECOND, limits=ROOMY)
-    scored = judge(rollout, trajectories, [ReplicaCosts(SECOND, ROOMY)], verdict_tokens=2)
-    assert scored.finish_s.tolist() == [5.0, 11.0]
-    assert judge(rollout, trajectories, [ReplicaCosts(SECOND, ROOMY)], verdict_tokens=2, overlap=False).exposed_s == 2.0
-
-
-def test_slowest_rank_grows_with_ranks() -> None:
-    times = np.linspace(37.0, 125.0, 20)
-    means = [slowest_rank_s(times, ranks).mean() for ranks in (1, 4, 16)]
-    assert means == sorted(means)
-    assert means[0] == pytest.approx(times.mean(), rel=0.03)
-    with pytest.raises(SpecError, match="rank"):
-        slowest_rank_s([], 2)
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "static_group", "least_loaded", "prefix_aware"])

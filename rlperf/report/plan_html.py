@@ -32,8 +32,6 @@ from rlperf.report.style import Drawing
 from rlperf.units import human_bytes, human_risk, human_seconds
 
 Judged = tuple[Context, TaskContext, Evaluation]
-OPEN = 12
-"""Figures and tables beyond this many rows are folded."""
 
 
 def plan_page(plan: Plan, judged: tuple[Judged | None, ...] = (), missing: str = "") -> str:

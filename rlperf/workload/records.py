@@ -10,7 +10,7 @@ import numpy as np
 
 from rlperf.errors import Problem
 from rlperf.workload.formats import DamagedError, number, whole
-from rlperf.workload.lengths import Float, Int, LengthTable, empty
+from rlperf.workload.lengths import Float, Int, LengthTable
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,6 @@ class Recording:
     files: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     samples_read: int = field(default=0)
-
-
-def nothing() -> Recording:
-    return Recording(empty())
 
 
 def reward_max_over_ranks(rewards: tuple[RewardTiming, ...]) -> Float:

@@ -12,7 +12,6 @@ from rlperf.errors import SpecError
 from rlperf.specs.pipeline_profile import LayerProfile
 
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 F, B, W = 0, 1, 2
 KIND_NAMES = ("F", "B", "W")

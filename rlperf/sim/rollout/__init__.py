@@ -3,13 +3,8 @@
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.options import EngineOptions, Speculation
 from rlperf.sim.rollout.replica import simulate_replica
-from rlperf.sim.rollout.reward import RewardResult, judge, slowest_rank_s, verify
 from rlperf.sim.rollout.rollout import LostSeconds, ReplicaCosts, RolloutResult, simulate_rollout
-from rlperf.sim.rollout.tail import (
-    GroupSource,
-    PartialRollouts,
-    PolicyRun,
-)
+from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, PolicyRun
 from rlperf.sim.rollout.timeline import ReplicaTimeline, Segments
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -21,16 +16,12 @@ __all__ = [
     "PolicyRun",
     "ReplicaCosts",
     "ReplicaTimeline",
-    "RewardResult",
     "RolloutResult",
     "Segments",
     "Speculation",
     "StepCensus",
     "Trajectories",
-    "judge",
     "simulate_replica",
     "simulate_rollout",
-    "slowest_rank_s",
     "take_census",
-    "verify",
 ]

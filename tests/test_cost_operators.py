@@ -393,10 +393,10 @@ def test_a_torus_gathers_along_its_axes_and_pays_for_distance_in_an_all_to_all()
 
 
 def test_dispatch_grows_with_tokens_and_has_a_fallback() -> None:
-    few, many = collectives.dispatch_combine_s(H100, np.array([1.0, 128.0]), 7168, 8, 8, 8)
+    few, many = collectives.dispatch_combine_s(H100, np.array([1.0, 128.0]), 7168, 8, 256, 8, 8)
     assert 20e-6 < few < many < 1e-3
     a100 = load_hardware("a100_80g_sxm")
-    assert float(collectives.dispatch_combine_s(a100, 128, 7168, 8, 8, 8)) > 0.0
+    assert float(collectives.dispatch_combine_s(a100, 128, 7168, 8, 256, 8, 8)) > 0.0
 
 
 def test_prompts_are_sent_once_to_a_node() -> None:
@@ -408,8 +408,8 @@ def test_prompts_are_sent_once_to_a_node() -> None:
     assert {fit.group for fit in normal} == {fit.group for fit in quick} == {8, 16, 32, 64}
     only = dataclasses.replace(H100, calibration=H100.calibration.model_copy(update={"dispatch": quick}))
     tokens = np.array([16.0, 4096.0])
-    both, copies = (collectives.dispatch_combine_s(hw, tokens, 7168, 8, 32, 8) for hw in (H100, only))
-    assert both[0] == copies[0] and both[1] < 0.6 * collectives.dispatch_combine_s(only, 4096, 7168, 8, 32, 8)
+    both, copies = (collectives.dispatch_combine_s(hw, tokens, 7168, 8, 256, 32, 8) for hw in (H100, only))
+    assert both[0] == copies[0] and both[1] < 0.6 * collectives.dispatch_combine_s(only, 4096, 7168, 8, 256, 32, 8)
     rates = {fit.operation: fit for fit in normal if fit.group == 32}
     reach = 4.0 * (1.0 - 0.75**8)
     by_hand = sum(
@@ -422,10 +422,11 @@ def test_prompts_are_sent_once_to_a_node() -> None:
 def test_dispatch_across_nodes_goes_by_the_network() -> None:
     """Where one node was timed alone: H200 takes H100's kernels beyond it, Blackwell an all-to-all of the copies."""
     for name in ("h200_sxm", "b200_sxm", "b300_sxm"):
-        near, far = (float(collectives.dispatch_combine_s(load_hardware(name), 512, 7168, 8, n, 8)) for n in (8, 64))
+        hw = load_hardware(name)
+        near, far = (float(collectives.dispatch_combine_s(hw, 512, 7168, 8, 256, n, 8)) for n in (8, 64))
         assert far > 4.0 * near
     tray = load_hardware("gb200")  # 72 devices of one domain
-    near, far = (float(collectives.dispatch_combine_s(tray, 512, 7168, 8, n, n)) for n in (4, 64))
+    near, far = (float(collectives.dispatch_combine_s(tray, 512, 7168, 8, 256, n, n)) for n in (4, 64))
     assert far < 1.5 * near
 
 

@@ -274,22 +274,35 @@ def fit_collective(all_series: Series, device: Device, *, check: bool = True) ->
     return KernelFit("collectives", constants, fitted, all_series)
 
 
-def fit_dispatch(series: Series, device: Device, per_node: int, *, check: bool = True) -> KernelFit:
-    """Expert dispatch or combine over one number of nodes: t = fixed + bytes / rate."""
+TOLD_BY_EXPERTS = 1.4
+"""Least factor between the expert counts of timings that tell what an expert takes."""
+FEWEST_EXPERTS = 64.0
+"""Of fewer a kernel's blocks, one for each expert, do not fill the device: 8 and 16 take up to four times as long, and
+are left out of fits (nobody is known to serve them behind DeepEP)."""
+
+
+def fit_dispatch(every: Series, device: Device, per_node: int, *, check: bool = True) -> KernelFit:
+    """Expert dispatch or combine over one number of nodes: t = fixed + experts c + bytes / rate."""
+    series = every.take(every.shape["num_experts"] >= FEWEST_EXPERTS)
     group = int(series.shape["node_num"][0]) * per_node
+    experts = series.shape["num_experts"]
+    counted = experts.max() >= TOLD_BY_EXPERTS * experts.min()
     named: dict[str, Any] = {
         "kernel": series.kernel, "operation": series.variant.split("@")[0], "group": group, "within": per_node,
     }  # fmt: skip
-    seconds = dispatch_seconds(series, device, per_node)
 
     def build(p: FloatArray) -> DispatchFit:
-        return DispatchFit.model_construct(**named, fixed=p[0], rate=p[1])
+        each = float(p[2]) if counted else 0.0
+        return DispatchFit.model_construct(**named, fixed=p[0], rate=p[1], per_expert=each)
 
-    fitted = run_fit(series, build, seconds, Bounds.of((1e-6, 2e-5, 1e-3), (1e-3, 0.3, 3.0)), ("num_token",), check)
+    bounds = Bounds.of((1e-6, 2e-5, 1e-3), (1e-3, 0.3, 3.0), *([(1e-10, 2e-8, 1e-6)] if counted else []))
+    keys = ("num_token", "num_experts") if counted else ("num_token",)
+    fitted = run_fit(series, build, dispatch_seconds(series, device, per_node), bounds, keys, check)
+    p = fitted.parameters
     constants = DispatchFit.model_validate(
         {
-            **named, "fixed": microseconds(fitted.parameters[0]), "rate": digits(fitted.parameters[1]),
-            "quality": fitted.quality(series.name),
+            **named, "fixed": microseconds(p[0]), "rate": digits(p[1]),
+            "per_expert": microseconds(p[2] if counted else 0.0), "quality": fitted.quality(series.name),
         }
     )  # fmt: skip
     return KernelFit("dispatch", constants, fitted, series)

@@ -176,9 +176,9 @@ def matrices_of(kernel: str) -> int:
 
 
 def dispatch_seconds(series: Series, device: Device, per_node: int) -> Seconds:
-    """Expert dispatch or combine over one number of nodes: t = fixed + bytes / rate."""
+    """Expert dispatch or combine over one number of nodes: t = fixed + experts c + bytes / rate."""
     nodes = int(series.shape["node_num"][0])
-    copies = series.shape["num_topk"]
+    copies, experts = series.shape["num_topk"], series.shape["num_experts"]
     if series.kind == "dispatch_normal":
         copies = reached(copies, float(nodes if nodes > 1 else per_node))
     value_bytes = 1.0 if series.variant.startswith("dispatch") else 2.0
@@ -186,7 +186,7 @@ def dispatch_seconds(series: Series, device: Device, per_node: int) -> Seconds:
     rate = link_bytes_per_s(device)
 
     def seconds(fit: DispatchFit, r: BoolArray) -> FloatArray:
-        return np.asarray(fit.fixed + moved[r] / (fit.rate * rate))
+        return np.asarray(fit.fixed + experts[r] * fit.per_expert + moved[r] / (fit.rate * rate))
 
     return seconds
 

@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     ),
     "collective": (("num_gpus", "bytes"), frozenset({"gpu", "num_gpus", "bytes", "latency_us"})),
     "dispatch": (
-        ("node_num", "hidden_size", "num_token", "num_topk"),
+        ("node_num", "hidden_size", "num_token", "num_topk", "num_experts"),
         frozenset({"gpu", "node_num", "num_token", "dispatch_us", "combine_us"}),
     ),
     "dispatch_normal": (
@@ -92,7 +92,7 @@ _CONVOLVED = {
     "mamba": (("nheads", "head_dim", 1.0), ("n_groups", "d_state", 2.0)),
 }
 """Channels of the convolution in front of a recurrent mixer: heads, their width, and how many such parts there are."""
-_UNSTATED = {"window_size": 0.0}
+_UNSTATED = {"window_size": 0.0, "num_experts": 256.0}
 """What a row has where it does not say; widths of heads and states are 128 then."""
 
 

@@ -75,7 +75,7 @@ def merged(series: Sequence[Series]) -> list[Series]:
     """Series that differ in software version only: the newest stays, since it is what runs today.
 
     Of expert kernels the candidates of one release keep the layers that the newest of them does not have: they are
-    timed on the models that came with them.
+    timed on the models that came with them. Dispatches of one release stand in two tables, by expert counts.
     """
     newest: dict[str, Series] = {}
     for one in sorted(series, key=lambda one: _version(one.software), reverse=True):
@@ -84,6 +84,8 @@ def merged(series: Sequence[Series]) -> list[Series]:
             newest[one.name] = one
         elif one.kind == "moe" and _release(one.software) == _release(other.software):
             newest[one.name] = joined_series(other, one.take(~np.isin(layers_of(one), layers_of(other))))
+        elif one.kind == "dispatch" and one.software == other.software:
+            newest[one.name] = joined_series(other, one)
     return [newest[name] for name in dict.fromkeys(one.name for one in series)]
 
 

@@ -277,31 +277,32 @@ def host_copy_s(hw: Hardware, n_bytes: Array) -> FloatArray:
 
 
 def dispatch_combine_s(
-    hw: Hardware, tokens: Array, hidden: Array, active: Array, group: Array, within: Array
+    hw: Hardware, tokens: Array, hidden: Array, active: Array, experts: Array, group: Array, within: Array
 ) -> FloatArray:
     r"""Seconds of one expert dispatch and combine with kernels like DeepEP's, the faster of two kinds.
 
-    .. math:: t = \sum_{dispatch, combine} t_0 + \frac{n\,c\,H\,b}{r}
+    .. math:: t = \sum_{dispatch, combine} t_0 + E\,c_E + \frac{n\,c\,H\,b}{r}
 
     Parameters
     ----------
     tokens : n, tokens of one device [tokens]
-    hidden, active : H, k, width and experts per token [1]; b = 1 byte out (fp8), 2 back
+    hidden, active, experts : H, k, E, width, experts per token and of the layer [1]; b = 1 byte out (fp8), 2 back
     group, within : devices, and how many of them share a scale-up domain [1]
 
     Notes
     -----
     Low-latency kernels (decodes) send c = k copies of a token, normal ones (prompts) one to every node that its experts
-    reach (`reached`), or to every device in one node. Measured groups are interpolated in log2 of the group. A device
-    without measurements takes an all-to-all of the copies, and so do groups over more nodes than were measured.
+    reach (`reached`), or to every device in one node. Counts of every expert are sent and waited for (c_E; 64 experts
+    and more were timed for it). Measured groups are interpolated in log2 of the group. A device without measurements
+    takes an all-to-all of the copies, and so do groups over more nodes than were measured.
     """
     n, size = as_float(tokens), as_float(group)
     inside = np.minimum(as_float(within), size)
     places = np.where(size > inside, size / inside, size)
-    values = n * as_float(hidden)
-    seconds = _dispatched_s(hw, "deepep", values * as_float(active), size, inside)
+    values, count = n * as_float(hidden), as_float(experts)
+    seconds = _dispatched_s(hw, "deepep", values * as_float(active), count, size, inside)
     if any(fit.kernel == "deepep_normal" for fit in hw.calibration.dispatch):
-        normal = _dispatched_s(hw, "deepep_normal", values * reached(active, places), size, inside)
+        normal = _dispatched_s(hw, "deepep_normal", values * reached(active, places), count, size, inside)
         seconds = np.minimum(seconds, normal)
     return np.where((n > 0) & (size > 1.0), seconds, 0.0)
 
@@ -316,7 +317,13 @@ def reached(active: Array, places: Array) -> FloatArray:
     return np.asarray(n * (1.0 - (1.0 - 1.0 / n) ** as_float(active)))
 
 
-def _dispatched_s(hw: Hardware, kernel: str, values: FloatArray, size: FloatArray, inside: FloatArray) -> FloatArray:
+_STARTS = ("fixed", "per_expert")
+"""What a dispatch takes whatever it moves."""
+
+
+def _dispatched_s(
+    hw: Hardware, kernel: str, values: FloatArray, experts: FloatArray, size: FloatArray, inside: FloatArray
+) -> FloatArray:
     """Seconds of both kernels of a kind that move so many ``values`` a device."""
     seconds: FloatArray = np.zeros(())
     for operation, value_bytes in (("dispatch", 1.0), ("combine", 2.0)):
@@ -328,8 +335,8 @@ def _dispatched_s(hw: Hardware, kernel: str, values: FloatArray, size: FloatArra
             continue
         timed = sorted(fits, key=lambda fit: fit.group)
         at, places = np.log2(np.maximum(size, 1.0)), np.log2([float(fit.group) for fit in timed])
-        fixed = np.interp(at, places, [fit.fixed for fit in timed])
+        fixed, counted = (np.interp(at, places, [getattr(fit, name) for fit in timed]) for name in _STARTS)
         each = np.interp(at, places, [1.0 / (fit.rate * scale_up_bytes_per_s(hw)) for fit in timed])
         beyond = (size > timed[-1].group) & (size > inside)
-        seconds = seconds + np.where(beyond, swap, fixed + moved * each)
+        seconds = seconds + np.where(beyond, swap, fixed + experts * counted + moved * each)
     return seconds

@@ -314,13 +314,14 @@ class CollectiveFit(Frozen):
 
 
 class DispatchFit(Frozen):
-    """Expert dispatch and combine kernels (DeepEP-like) over ``group`` devices: t = fixed + bytes / rate."""
+    """Expert dispatch and combine kernels (DeepEP-like) over ``group`` devices: t = fixed + E c + bytes / rate."""
 
     kernel: str = Field(description="deepep (a copy for every expert) or deepep_normal (one for a device or node)")
     operation: str = Field(description="dispatch or combine")
     group: PositiveInt
     within: PositiveInt
     fixed: Seconds
+    per_expert: Seconds = Field(0.0, description="c, per expert of E in the layer: counts that are sent and waited for")
     rate: PositiveFloat = Field(description="share of the scale-up bandwidth (within a domain) or of the network's")
     timed_on: str | None = Field(None, description="relative whose kernel stands here")
     quality: Quality = Quality()

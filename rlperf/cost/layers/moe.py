@@ -127,7 +127,7 @@ class Moe(Layer):
         back = whole * route.width * 2.0
         out = whole * route.width * dtype_of(replica.roles.expert).activation_bytes
         if replica.engine.expert_dispatch == "deepep":
-            gathered = dispatch_combine_s(hw, local, route.width, route.active, group, near)
+            gathered = dispatch_combine_s(hw, local, route.width, route.active, route.count, group, near)
         else:
             gathered = all_gather_s(hw, out, group, near) + reduce_scatter_s(hw, back, group, near)
         copies = replica.attention_data > 1.0

@@ -52,8 +52,6 @@ class BatchFacts:
     """Positions of the policy where its configuration is overridden."""
     stated_samples: int | None = None
     """Samples of an update as the file has them, which may be no multiple of the group."""
-    response_key: int | None = None
-    """Most tokens of a response as the file has them (AReaL caps them by the context)."""
 
     @property
     def prompts(self) -> int:

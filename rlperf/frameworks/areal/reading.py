@@ -119,5 +119,4 @@ def _read_lengths(run: Run, flat: Flat) -> BatchFacts:
         run.batch,
         max_prompt_tokens=prompt,
         max_response_tokens=response,
-        response_key=int(flat.get("gconfig.max_new_tokens") or 0),
     )

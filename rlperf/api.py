@@ -134,7 +134,8 @@ def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_pl
     if isinstance(job, Plan):
         named = job.job.of_task(task).tasks[0].name
         return ask(job_of_plan(job, phases_of(job, named)[0]), folder=folder, to_plan=to_plan)
-    job = anchored(job, folder or Path())
+    folder = folder or Path.cwd()
+    job = anchored(job, folder)
     job = job if task is None else job.of_task(task)
     problems: list[Problem] = []
     facts, context = None, None

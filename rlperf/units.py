@@ -71,6 +71,9 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     >>> parse_quantity(80, "bytes")
     Traceback (most recent call last):
     ValueError: 80 has no unit: write it with one, such as '80 GB'
+    >>> parse_quantity("5 m", "s")
+    Traceback (most recent call last):
+    ValueError: 'm' in '5 m' is not a unit that rlperf knows (ns, us, ms, s, min, h, d); write for example '15 s'
     """
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise ValueError(f"{text!r} is not a quantity: write a number with a unit, such as {_example(dimension)!r}")
@@ -81,8 +84,9 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     if unit is None:
         raise ValueError(f"{text} has no unit: write it with one, such as '{text} {_example(dimension).split()[1]}'")
     if unit not in UNITS:
+        of_time = f" ({', '.join(each for each in _TIME if each.isascii())})" if dimension == "s" else ""
         raise ValueError(
-            f"{unit!r} in {text!r} is not a unit that rlperf knows; write for example {_example(dimension)!r}"
+            f"{unit!r} in {text!r} is not a unit that rlperf knows{of_time}; write for example {_example(dimension)!r}"
         )
     found, factor = UNITS[unit]
     if found != dimension:

@@ -190,7 +190,7 @@ def test_a_name_that_leaves_out_what_tells_shapes_apart_is_refused_with_them(
         ("Qwen3-33B", r"did you mean Qwen3-32B, or the path of its config\.json\?"),
         ("my-qwen3-8b-cold-start", r"did you mean Qwen3-8B, or the path of its config\.json\?"),
         ("qwen2.5-7b-instruct-code-sft", r"did you mean Qwen2\.5-7B, or"),
-        ("gpt-5", r"`rlperf profiles list` names all \d+; or give the path"),  # no GPT-J is near
+        ("gpt-5", r"`rlperf profiles list architectures` names all \d+; or give the path"),  # no GPT-J is near
     ],
 )
 def test_a_size_that_nobody_publishes_is_told_the_sizes_that_there_are(name: str, hint: str) -> None:

@@ -175,7 +175,7 @@ def test_one_staleness_rule(mode: str, least: int) -> None:
     made = job(mode, limits={"staleness": least})
     assert made.modes == (mode,)
     if least:
-        with pytest.raises(ValueError, match=f"mode {mode} needs limits.staleness of at least {least}"):
+        with pytest.raises(ValueError, match=f"modes: {mode} needs limits.staleness of at least {least}"):
             job(mode, limits={"staleness": least - 1})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,18 @@ def test_a_size_that_the_jobs_own_limits_refuse_names_them(
     words = ("size", "job.yaml", "--target", "usd/step<=1", "--most-nodes", "1")
     code, _, err = call(capsys, monkeypatch, *words)
     assert code == 1 and "meets usd/step<=1 within the job's own limits (usd_per_step" in err
+
+
+def test_a_size_that_nothing_meets_says_what_came_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "price": "2 USD/h", "modes": "colocated"}))
+    monkeypatch.chdir(tmp_path)
+    words = ("size", "job.yaml", "--target", "usd/step<=0.000001", "--most-nodes", "1")
+    code, out, err = call(capsys, monkeypatch, *words)
+    assert code == 1 and re.search(r"; the nearest: [\d.]+ USD on 1 x dgx_h100", err), (out, err)
+    with pytest.raises(SpecError, match="most_nodes must be at least 1"):
+        size_job(Job.model_validate(JOB), "step<=1h", most_nodes=0)
 
 
 def test_no_function_takes_the_first_task_for_all() -> None:

@@ -31,6 +31,16 @@ def job(**changes: object) -> Job:
     return Job.model_validate({**base, **changes})
 
 
+def test_stated_stages_are_planned_as_stated() -> None:
+    """The judge tried uneven stages of its own beside them, and took those."""
+    layout = {"pipeline_parallel": 4, "virtual_pipeline": 1}
+    for stated in ({"first_stage_layers": 4}, {"first_stage_layers": 4, "last_stage_layers": 8}):
+        pools = [{"role": "trainer", "layout": layout, "settings": stated}]
+        settings = plan_job(job(pools=pools)).phases[0].pool("trainer").settings
+        assert settings.first_stage_layers == 4
+        assert settings.last_stage_layers == 8
+
+
 def heavy_head(layers: int = 12, head: float = 3.0) -> LayerProfile:
     """Equal layers of 1 + 1 + 1 s, a head as heavy as ``head`` of them."""
     ones = [0.0, *([1.0] * layers), head]

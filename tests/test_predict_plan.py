@@ -263,6 +263,19 @@ def test_dynamic_sampling_that_drops_nothing_is_said() -> None:
         warned(generated_prompts=prompts - 1)
 
 
+@pytest.mark.parametrize("changes", [{}, {"modes": ["one_step_off"], "limits": {"staleness": 1}}])
+def test_what_a_job_leaves_open_is_predicted_as_planned(changes: dict[str, object]) -> None:
+    """It was the first choice of closed forms: 328 s for the first job where its plan takes 294."""
+    job = rlperf.short_job("Qwen3-8B", 8, "h100", max_response="8k", prompts=64).model_dump(mode="json")
+    asked = Job.model_validate({**job, **changes})
+    plan, found = rlperf.plan_job(asked), rlperf.predict_job(asked)
+    assert found.rl_step_s == plan.phases[0].predicted.rl_step_s
+    assert rlperf.explain(asked).causes.rl_step_s == pytest.approx(rlperf.explain(plan).causes.rl_step_s)
+    said = next(line for line in found.assumed if line.startswith("trainer: "))
+    budget = plan.phases[0].pool("trainer").settings.scoring_token_budget
+    assert (f"scoring_token_budget {budget}" in said) == (budget is not None)
+
+
 def test_only_calibrations_in_use_are_named(tmp_path: Path) -> None:
     found = rlperf.predict_job(written(tmp_path, pools=[{"role": "trainer", "settings": {"backend": "fsdp2"}}]))
     assert "fsdp2" in found.calibration.ids and "megatron" not in found.calibration.ids

@@ -156,7 +156,7 @@ def test_generic_cluster_of_every_device(name: str) -> None:
     [
         (lambda: load_device("h10"), "there is no device named 'h10' (did you mean h100, or the path of a profile"),
         (lambda: load_device("zzz"), "rlperf profiles list"),
-        (lambda: load_link("ib_nrd"), "did you mean ib_ndr?"),
+        (lambda: load_link("ib_nrd"), "did you mean ib_ndr, or the path of a profile of your own?"),
         (lambda: load_cluster("dgx_h1000"), "did you mean dgx_h100?"),
         (lambda: load_cluster("generic:h10"), "no device named 'h10'"),
         (lambda: load_cluster("dgx_h100", nodes=0), "nodes must be at least 1"),
@@ -239,10 +239,13 @@ def test_a_cluster_of_an_unknown_device_is_refused(tmp_path: Path) -> None:
     text = (profile_root() / "clusters" / "dgx_h100.yaml").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("device: h100_sxm", "device: h100_sxn"))
-    with pytest.raises(SpecError, match="did you mean h100_sxm"):
+    with pytest.raises(SpecError, match=r"mine.yaml:3: device: .*did you mean h100_sxm"):
         load_cluster(path)
     path.write_text(text.replace("ib_ndr", "ib_ndx"))
-    with pytest.raises(SpecError, match="did you mean ib_"):
+    with pytest.raises(SpecError, match=r"mine.yaml:5: network: .*did you mean ib_"):
+        load_cluster(path)
+    path.write_text(text.replace("ib_ndr", "100 Gb/s"))
+    with pytest.raises(SpecError, match=r"profiles list links` names all \d+; or give the path of a profile"):
         load_cluster(path)
 
 

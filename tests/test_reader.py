@@ -62,11 +62,11 @@ def test_every_problem_is_listed_with_its_line() -> None:
         ("128", "1.5", "1.5 is not a positive whole number"),
         ("8192", "'many'", "'many' is not a number of tokens: write it as 16384 or 16k"),
         ("name: math", "name: ''", "at least 1 character"),
-        ("cluster: dgx_h100", "cluster: dgx_h100\nmodes: [async]", "mode async needs limits.staleness"),
+        ("cluster: dgx_h100", "cluster: dgx_h100\nmodes: [async]", "modes: async needs limits.staleness"),
         ("cluster: dgx_h100", "cluster: dgx_h100\nalgorithm: sft", "algorithm"),
         ("cluster: dgx_h100", "cluster: dgx_h100\npools: [{role: trainer, settings: {max_running: 8}}]",
          "max_running cannot be set on a trainer pool"),
-        ("cluster: dgx_h100", "cluster: dgx_h100\npools: [{role: trainer}, {role: trainer}]", "several pools"),
+        ("cluster: dgx_h100", "cluster: dgx_h100\npools: [{role: trainer}, {role: trainer}]", "pools: several"),
         ("max_response_tokens: 8192", "max_response_tokens: 8192\n    mini_batch: 256", "256 prompts. is above"),
     ],
 )  # fmt: skip
@@ -86,7 +86,15 @@ def test_a_field_in_the_wrong_place_is_told_its_own() -> None:
 
 def test_twice_named_tasks() -> None:
     task = "  - {name: math, workload: math, prompts_per_step: 8, max_response_tokens: 64}\n"
-    assert "task names stand twice: math" in problems_of(JOB + task)[0]
+    assert "tasks: names stand twice: math" in problems_of(JOB + task)[0]
+
+
+def test_fields_that_exclude_each_other_are_all_told_where_they_stand() -> None:
+    text = JOB + "modes: [async, one_step_off]\npools: [{role: trainer}, {role: trainer}]\n"
+    assert problems_of(text) == [
+        "job.yaml:9: pools: several for one role: trainer",
+        "job.yaml:8: modes: async and one_step_off need limits.staleness of at least 1: limits: {staleness: 1}",
+    ]
 
 
 def test_broken_yaml_and_missing_files(tmp_path: Path) -> None:

@@ -249,8 +249,9 @@ def test_an_unknown_model_type_is_read_by_its_fields_and_says_so() -> None:
     asked = from_hf({**LLAMA, "model_type": "new", "ssm_mixing": 3}, name="x", source="t", like="qwen2")
     assert asked.qkv_bias
     assert asked.assumed == ("model_type 'new' is read as qwen2, as asked", "ssm_mixing: not read")
-    with pytest.raises(SpecError, match=r"knows no family 'lama' \(did you mean llama"):
-        from_hf({**LLAMA, "model_type": "new"}, name="x", source="t", like="lama")
+    for kind in ("new", "llama"):  # whether or not it is needed
+        with pytest.raises(SpecError, match=r"knows no family 'lama' \(did you mean llama"):
+            from_hf({**LLAMA, "model_type": kind}, name="x", source="t", like="lama")
 
 
 def test_what_was_assumed_widens_the_interval_and_is_said() -> None:

@@ -318,9 +318,10 @@ TEACHERS = [
 
 def test_several_teachers_of_verl_have_an_entry_each_and_come_back(tmp_path: Any) -> None:
     """They were planned and refused at export; the shipped entry `teacher_model` is dropped beside others (0.9.1)."""
+    budgets = {"token_budget": 8192, "scoring_token_budget": 8192}
     pools = [
         {"role": "rollout", "devices": 4, "layout": {"tensor_parallel": 1}, "settings": {"memory_fraction": 0.6}},
-        {"role": "trainer", "devices": 4, "layout": {"zero_stage": 3}, "settings": {"token_budget": 8192}},
+        {"role": "trainer", "devices": 4, "layout": {"zero_stage": 3}, "settings": budgets},
     ]
     engines = {"settings": {"memory_fraction": 0.8, "max_running": 64}}
     teachers = [{**each, **engines, "overlap": None} for each in TEACHERS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import rlperf
 from rlperf.api import job_of
 from rlperf.cli import main
+from rlperf.specs.profiles import profile_root
 from rlperf.specs.reader import parse_document, validate
 from rlperf.specs.short_job import cluster_of, job_text, options_for, short_job
 from rlperf.sweep import Sweep
@@ -87,6 +89,25 @@ def test_devices_are_whole_nodes_or_a_part_of_one(gpu: str, gpus: int, devices: 
     cluster = load_cluster(fields["cluster"], nodes=fields["nodes"], devices_per_node=fields.get("devices_per_node"))
     assert cluster.devices == devices
     assert cluster.rails >= 1
+
+
+def test_profiles_of_ones_own_are_found_from_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--gpu` knew shipped names alone, took a cluster's file for a device's, and lost the path of a device."""
+    sheet = (profile_root() / "devices" / "l40s.yaml").read_text().replace("name: l40s", "name: mine", 1)
+    sheet = re.sub(r"(?m)^aliases:.*\n", "", sheet)
+    nodes = (profile_root() / "clusters" / "dgx_h100.yaml").read_text()
+    nodes = nodes.replace("name: dgx_h100", "name: rack").replace("device: h100_sxm", "device: mine")
+    for kind, name, text in (("devices", "mine", sheet), ("clusters", "rack", nodes)):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / f"{name}.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for gpu in ("mine", "devices/mine.yaml", "rack", "./clusters/rack.yaml"):
+        job = short_job("Qwen3-0.6B", 16, gpu)
+        assert (job.name, rlperf.api.ask(job).context.cluster.device) == (f"Qwen3-0.6B-16x{Path(gpu).stem}", "mine")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(rlperf.SpecError, match=r"in no folder where .* \(move it to devices/mine.yaml beside the job"):
+        short_job("Qwen3-0.6B", 16, "../devices/mine.yaml")
 
 
 def test_init_asks_what_no_option_states_and_writes_the_same_job(

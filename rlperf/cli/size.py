@@ -12,6 +12,7 @@ from rlperf.cli.output import AsJson, console, print_json, print_table, progress
 from rlperf.errors import InfeasibleError, Problem, SpecError
 
 if TYPE_CHECKING:
+    from rlperf.plan.size import Sizing
     from rlperf.specs.job import Limits
 
 
@@ -46,7 +47,8 @@ def size(
     if found.best is None:
         unplanned = any(row.rl_step_s is None for row in found.rows)
         own = _own_limits(load_job(job).limits) if unplanned else ""
-        raise InfeasibleError(f"no cluster of at most {most_nodes} nodes meets {target}{own}")
+        nearest = f"; {found.nearest}" if found.nearest else ""
+        raise InfeasibleError(f"no cluster of at most {most_nodes} nodes meets {target}{own}{nearest}")
 
 
 def _own_limits(limits: Limits) -> str:
@@ -70,34 +72,26 @@ def _prices(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _print(found: object) -> None:
-    from rlperf.plan.size import HELPS, Sizing
+def _print(found: Sizing) -> None:
+    from rlperf.plan.size import HELPS
     from rlperf.report.plan_text import print_plan
     from rlperf.units import human_seconds, human_usd
 
-    assert isinstance(found, Sizing)
-    noted, two = any(row.note for row in found.rows), any(row.rollout_nodes for row in found.rows)
-    heads = (
-        "cluster",
-        "nodes",
-        *(["rollout nodes"] if two else []),
-        "devices",
-        "rl_step",
-        "USD per rl_step",
-        "meets",
-        *(["note"] if noted else []),
-    )
+    two = any(row.rollout_nodes for row in found.rows)
+    heads = ("cluster", "nodes", *(["rollout nodes"] if two else []), "devices", "rl_step", "USD", "meets")
     rows = [
         (
             row.cluster, str(row.nodes), *([str(row.rollout_nodes or "-")] if two else []), str(row.devices),
             "-" if row.rl_step_s is None else human_seconds(row.rl_step_s),
             "-" if row.usd_per_step is None else human_usd(row.usd_per_step),
-            "yes" if row.meets else "no", *([row.note] if noted else []),
+            "yes" if row.meets else "no",
         )
         for row in found.rows
     ]  # fmt: skip
     print_table(heads, rows)
     out = console()
+    for (cluster, note), nodes in _notes(found).items():
+        out.print(f"{', '.join(map(str, nodes))} x {cluster}: {note}", markup=False)
     for floor in found.floors:
         least = f"no number of {floor.cluster} nodes brings an rl_step below {human_seconds(floor.rl_step_s)}"
         out.print(f"{least}: {floor.waits_for}", markup=False)
@@ -109,3 +103,12 @@ def _print(found: object) -> None:
         for words in filter(None, (found.doubt, found.passed_over)):
             out.print(words, markup=False)
         print_plan(found.plan, out)
+
+
+def _notes(found: Sizing) -> dict[tuple[str, str], list[int]]:
+    """Numbers of nodes by their cluster and what is to be said of them: too long for a column."""
+    noted: dict[tuple[str, str], list[int]] = {}
+    for row in found.rows:
+        if row.note:
+            noted.setdefault((row.cluster, row.note), []).append(row.nodes)
+    return noted

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from rlperf.cost.reject import Reject
 from rlperf.errors import InfeasibleError
 from rlperf.plan.answer.phases import judge_configuration
 from rlperf.plan.answer.plan import Prediction
 from rlperf.plan.answer.run_cost import Stretch, run_totals
+from rlperf.plan.judge.decisions import decide_screened
 from rlperf.plan.judge.evaluate import Evaluation, Holding, Judge
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
-from rlperf.plan.search.screen import FORGIVEN, screen
+from rlperf.plan.search.screen import FINALISTS, FORGIVEN, Screened, screen
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -18,7 +21,7 @@ from rlperf.specs.pool import Attribute, Role, of_role
 
 
 def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Prediction:
-    """Prediction of a job whose pools are pinned; open values are chosen by the screen and named in ``assumed``.
+    """Prediction of a job whose pools are pinned; open values are those of its plan, named in ``assumed``.
 
     A configuration that does not fit the memory is predicted all the same, with ``fits`` False and the first knob to
     turn; so is one that a rule or limit refuses, which the first of its warnings says.
@@ -55,34 +58,53 @@ def evaluate_job(context: Context, facts: FrameworkFacts | None = None) -> tuple
 
 def held_by_job(context: Context) -> Holding:
     """What a job's first task holds in memory: of `evaluate_job` all that needs no simulation."""
-    demand, configuration, _ = chosen(context)
+    demand, configuration, _ = pinned(context)
     return Judge(context, context.tasks[0]).holds(demand, configuration)
 
 
 def chosen(context: Context, facts: FrameworkFacts | None = None) -> tuple[Demand, Configuration, tuple[str, ...]]:
-    """The configuration that a job pins, open values chosen by the screen; its demand, and what was refused."""
-    job = context.job.of_task()
-    task = context.tasks[0]
-    demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
-    screened = screen(context, task, demands, facts, keep=1)
+    """What a plan of the job would run; its demand, and what was refused.
+
+    Where all is pinned, or nothing passes every rule and limit, it is what `pinned` finds: no knob that has a default
+    (the stages of a pipeline, a scoring budget) is turned of what is asked for as it stands.
+    """
+    task, screened = context.tasks[0], _screened(context, facts)
+    if len(screened.configurations) < 2:
+        return pinned(context, facts)
+    decision = decide_screened(context, task, facts, screened)
+    best = decision.evaluations[int(np.argmin(decision.objective))]
+    return best.demand, best.configuration, ()
+
+
+def pinned(context: Context, facts: FrameworkFacts | None = None) -> tuple[Demand, Configuration, tuple[str, ...]]:
+    """What a job pins, with what it leaves open as closed forms have it; its demand, and what was refused."""
+    screened = _screened(context, facts, keep=1)
     refused: tuple[str, ...] = ()
     if not screened.configurations:
         # what memory and the device allow is looked for first, so that a broken rule is not taken for a lack of memory
         why = sorted(screened.rejected.items(), key=lambda item: -item[1])
         refused = ("nothing passes every rule and limit: " + "; ".join(f"{count:,} {reason}" for reason, count in why),)
         for forgiven in (FORGIVEN & ~int(Reject.MEMORY | Reject.KV | Reject.HOST_MEMORY), FORGIVEN):
-            screened = screen(context, task, demands, keep=1, forgiven=forgiven)
+            screened = _screened(context, None, keep=1, forgiven=forgiven)
             if screened.configurations:
                 break
     if not screened.configurations:
         raise InfeasibleError("the pinned layout cannot be laid out", nearest_miss="; ".join(screened.misses) or None)
-    return demands[int(screened.demand[0])], screened.configurations[0], refused
+    return screened.demands[int(screened.demand[0])], screened.configurations[0], refused
+
+
+def _screened(context: Context, facts: FrameworkFacts | None, keep: int = FINALISTS, forgiven: int = 0) -> Screened:
+    """The candidates of a job of one task over its whole horizon."""
+    job = context.job.of_task()
+    task = context.tasks[0]
+    demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
+    return screen(context, task, demands, facts, keep=keep, forgiven=forgiven)
 
 
 def _is_open(stated: object, attribute: Attribute) -> bool:
     if isinstance(stated, tuple):
         return len(stated) > 1
-    return stated is None and attribute.decided == "searched"
+    return stated is None and attribute.decided in ("searched", "derived")
 
 
 def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ class Sizing:
     def verdict(self) -> str:
         """What was found, in a line."""
         if self.best is None:
-            return "none"
+            return f"none{self.nearest and f' ({self.nearest})'}"
         words = f"{self.best.nodes} node{'s' if self.best.nodes > 1 else ''} of {self.best.cluster}"
         if self.best.rollout_nodes is not None and self.plan is not None:
             words += f" and {self.best.rollout_nodes} of {self.plan.job.pool('rollout').cluster}"
@@ -113,6 +113,16 @@ class Sizing:
         lack = f"{' and '.join(self.unpriced)} {'has' if len(self.unpriced) == 1 else 'have'} no price"
         how = f"--price {','.join(f'{name}=...' for name in self.unpriced)} in USD per device and hour"
         return f"{words}: the fewest devices; which is cheapest is not known, as {lack} (give {how})"
+
+    @property
+    def nearest(self) -> str:
+        """What came nearest to a target that nothing meets; empty where nothing could be planned."""
+        tried = [row for row in self.rows if row.value is not None]
+        least = min(tried, key=lambda row: row.value or 0.0, default=None)
+        if least is None or least.value is None:
+            return ""
+        reached = f"{human_usd(least.value)} USD" if self.target.measure == "usd/step" else human_seconds(least.value)
+        return f"the nearest: {reached} on {least.nodes} x {least.cluster}"
 
     @property
     def passed_over(self) -> str:
@@ -214,6 +224,8 @@ def size_job(
     Of a rollout pool on a cluster of its own, without devices or nodes stated, every row has as many nodes (a power of
     two, at most ``most_nodes``) as meet the target there, or as still help.
     """
+    if most_nodes < 1:
+        raise SpecError(f"most_nodes must be at least 1 (given: {most_nodes})")
     if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
     offered = offered_jobs(job, clusters)

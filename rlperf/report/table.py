@@ -39,10 +39,12 @@ def column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int | Non
     """Letters a column of a table of so many: short cells and words first, then a letter at a time to the one that has
     most lines.
 
-    Columns without a width, all of them, where words alone do not fit.
+    Where words alone do not fit, the longest of them are cut.
 
-    >>> column_widths([["a", "9 min 5 s"], ["of many more words", ""]], 19), column_widths([["longest"]], 5)
-    ([9, 10], [None])
+    >>> column_widths([["a", "9 min 5 s"], ["of many more words", ""]], 19)
+    [9, 10]
+    >>> column_widths([["nodes", "8"], ["longest"]], 9), column_widths([["nodes"], ["8"]], 1)
+    ([4, 5], [None, None])
     """
     from rich.cells import cell_len
 
@@ -54,8 +56,13 @@ def column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int | Non
 
     tried = ([least(column, whole) for column in columns] for whole in WHOLE)
     widths = next((found for found in tried if sum(found) <= room), None)
-    if widths is None:
+    if widths is None and room < len(columns):
         return [None] * len(columns)
+    if widths is None:
+        widths = [least(column, 0) for column in columns]
+        while sum(widths) > room:
+            widths[widths.index(max(widths))] -= 1
+        return list(widths)
     for _ in range(room - sum(widths)):
         lines, k = max((longest[k] / width, k) for k, width in enumerate(widths))
         if lines <= 1.0:

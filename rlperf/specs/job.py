@@ -5,7 +5,8 @@ A scalar is *pinned*, a list or range is *open*, absence leaves the value to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -180,6 +181,11 @@ def _as_objective(given: object) -> object:
     return {"minimize": given} if isinstance(given, str) else given
 
 
+def _twice(names: Iterable[str]) -> list[str]:
+    counts = Counter(names)
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
 class Job(Frozen):
     """An RLVR training job on a cluster."""
 
@@ -258,38 +264,37 @@ class Job(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Job:
+        if wrong := list(self._contradictions()):
+            raise ValueError("\n".join(wrong))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Fields that exclude each other, each in a line; what it begins with is where it is told."""
         if len(self.tasks) > MOST_TASKS:
-            raise ValueError(
+            yield (
                 f"{len(self.tasks)} tasks: at most {MOST_TASKS} are planned one by one, each with a search of its own; "
                 "tasks of like lengths can be one, and so can a recorded mix of them"
             )
-        names = [task.name for task in self.tasks]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"task names stand twice: {', '.join(twice)}")
-        roles = [pool.role for pool in self.pools]
-        double = sorted({role for role in roles if roles.count(role) > 1})
-        if double:
-            raise ValueError(f"several pools for one role: {', '.join(double)}")
-        scorers = [scorer.name for scorer in self.scorers]
-        again = sorted({name for name in scorers if scorers.count(name) > 1})
-        if again:
-            raise ValueError(f"names of scorers stand twice: {', '.join(again)}")
-        for mode in self.modes:
-            if MODES[mode].shares_devices and any(pool.cluster for pool in self.pools):
-                raise ValueError(f"a rollout pool on a cluster of its own excludes mode {mode}")
-            if (least := MODES[mode].least_staleness) > self.limits.staleness:
-                raise ValueError(
-                    f"mode {mode} needs limits.staleness of at least {least}: limits: {{staleness: {least}}}"
-                )
+        if twice := _twice(task.name for task in self.tasks):
+            yield f"tasks: names stand twice: {', '.join(twice)}"
+        if double := _twice(pool.role for pool in self.pools):
+            yield f"pools: several for one role: {', '.join(double)}"
+        if again := _twice(scorer.name for scorer in self.scorers):
+            yield f"scorers: names stand twice: {', '.join(again)}"
         shared = [mode for mode in self.modes if MODES[mode].shares_devices]
+        if shared and any(pool.cluster for pool in self.pools):
+            yield f"pools: a rollout pool on a cluster of its own excludes mode {' and '.join(shared)}"
+        short = [mode for mode in self.modes if MODES[mode].least_staleness > self.limits.staleness]
+        if short:
+            least = max(MODES[mode].least_staleness for mode in short)
+            asked = f"{' and '.join(short)} {'needs' if len(short) == 1 else 'need'}"
+            yield f"modes: {asked} limits.staleness of at least {least}: limits: {{staleness: {least}}}"
         if self.run and self.run.spot and self.run.spot.pools == "rollout" and shared:
-            raise ValueError(f"run.spot: rollout has no nodes of its own in mode {shared[0]}: spot: {{pools: all}}")
+            yield f"run.spot: rollout has no nodes of its own in mode {shared[0]}: spot: {{pools: all}}"
         if self.run and self.run.spot and self.sharing == "devices":
-            raise ValueError("run.spot: tasks that share the devices leave no spot nodes of their own: sharing: time")
+            yield "run.spot: tasks that share the devices leave no spot nodes of their own: sharing: time"
         if not self.modes:
-            raise ValueError("modes must name at least one alternative")
-        return self
+            yield "modes must name at least one alternative"
 
     def of_task(self, name: str | None = None) -> Job:
         """The job with one of its tasks alone; ``name`` may be left out where there is one only, or all are mixed.

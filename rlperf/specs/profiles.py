@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +133,15 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
     near = nearest(wanted, spelt, alike=0.7 if kind == "architectures" else 0.6)
-    own = {"architectures": "the path of its config.json", "devices": "the path of a profile of your own"}
+    own = {
+        "architectures": "the path of its config.json",
+        "devices": "the path of a profile of your own",
+        "links": "the path of a profile of your own",
+    }
     files = own.get(kind, "")
-    said, listed = (f", or {files}", f"; or give {files}") if files else ("", "")
-    hint = f"did you mean {spelt[near]}{said}?" if near else f"`rlperf profiles list` names all {len(known)}{listed}"
+    said, given = (f", or {files}", f"; or give {files}") if files else ("", "")
+    listed = f"`rlperf profiles list {kind}` names all {len(known)}{given}"
+    hint = f"did you mean {spelt[near]}{said}?" if near else listed
     raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))
 
 
@@ -233,12 +238,12 @@ def load_cluster(
     'l40s'
     """
     if isinstance(name_or_path, str) and name_or_path.lower().startswith("generic:"):
-        cluster = _generic(load_device(name_or_path.split(":", 1)[1].strip(), folder), folder)
+        cluster = _generic(_found_by_name(name_or_path.split(":", 1)[1].strip(), folder), folder)
     else:
         path = _cluster_file(name_or_path, folder)
         cluster = _cluster(path, stamp(path))
-        load_device(cluster.device, folder)
-    load_link(cluster.network, folder)
+        _named_in(path, "device", partial(load_device, cluster.device, folder))
+        _named_in(path, "network", partial(load_link, cluster.network, folder))
     changes = {"nodes": nodes, "devices_per_node": devices_per_node}
     for field, count in changes.items():
         if count is not None and count < 1:
@@ -246,6 +251,27 @@ def load_cluster(
     if devices_per_node is not None:  # ports belong to devices: half a node has half of them
         changes["rails"] = max(cluster.rails * devices_per_node // cluster.devices_per_node, min(cluster.rails, 1))
     return cluster.model_copy(update={field: count for field, count in changes.items() if count is not None})
+
+
+def _found_by_name(device: str, folder: Path | str | None) -> Device:
+    """A device by name or path; that of a path has to be found by its name, by which plans and calibrations go on."""
+    found = load_device(device, folder)
+    if is_path(device) and key(found.name) not in map(key, profile_names("devices", folder)):
+        hint = f"move it to devices/{found.name}.yaml beside the job, or into devices/ of a folder of RLPERF_PROFILES"
+        raise SpecError(Problem(f"{device} is in no folder where profiles are looked for", suggestion=hint))
+    return found
+
+
+def _named_in(path: Path, field: str, look_up: Callable[[], object]) -> None:
+    """Look up what a field of a profile names; where nothing has the name, the error says where it stands."""
+    try:
+        look_up()
+    except SpecError as error:
+        if all(problem.file is None for problem in error.problems):
+            raise SpecError(
+                [read_document(path).problem((field,), each.message, each.suggestion) for each in error.problems]
+            ) from None
+        raise
 
 
 def _cluster_file(name_or_path: str | Path, folder: Path | str | None) -> Path:

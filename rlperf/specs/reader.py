@@ -398,9 +398,18 @@ def problems_of(error: ValidationError, document: Document, spec: type[BaseModel
                 message += f" (given: {said if len(said) <= MOST_SHOWN else said[:MOST_SHOWN] + ' ...'})"
             if isinstance(given, str) and (percent := _PERCENT.fullmatch(given)):
                 suggestion = f"write {float(percent[1]) / 100.0:g}"
-        problem = document.problem(path, message, suggestion)
-        problems.setdefault(str(problem), problem)
+        for line in message.split("\n"):
+            where, said = _named_first(document, path, line)
+            problem = document.problem(where, said, suggestion)
+            problems.setdefault(str(problem), problem)
     return list(problems.values())
+
+
+def _named_first(document: Document, path: Key, message: str) -> tuple[Key, str]:
+    """Where the field stands that a message about several fields begins with (``run.spot: ...``)."""
+    field, colon, rest = message.partition(": ")
+    inside = (*path, *field.split("."))
+    return (inside, rest) if colon and inside in document.lines else (path, message)
 
 
 def _data_path(data: Any, location: Sequence[str | int]) -> Key:

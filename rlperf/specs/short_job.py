@@ -17,7 +17,7 @@ from rlperf.specs.job import Job
 from rlperf.specs.labels import last_part
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import is_path, load_cluster, load_device, profile_names
-from rlperf.specs.reader import Document, validate
+from rlperf.specs.reader import Document, read_document, validate
 from rlperf.units import token_count
 
 SHORT = (
@@ -58,13 +58,14 @@ def cluster_of(gpu: str, gpus: int | None) -> dict[str, Any]:
     >>> cluster_of("l40s", 4)
     {'cluster': 'generic:l40s', 'nodes': 1, 'devices_per_node': 4}
     """
-    cluster = _shipped(gpu)
+    cluster = _cluster_for(gpu)
     per_node = cluster.devices_per_node
     if gpus is None:
         gpus = per_node
     if gpus < 1:
         raise SpecError(Problem(f"gpus must be at least 1 (given: {gpus})"))
-    fields: dict[str, Any] = {"cluster": cluster.name, "nodes": max(gpus // per_node, 1)}
+    named = gpu if is_path(gpu) and _is_cluster(gpu) else cluster.name
+    fields: dict[str, Any] = {"cluster": named, "nodes": max(gpus // per_node, 1)}
     if gpus < per_node:
         return {**fields, "devices_per_node": gpus}
     if gpus % per_node:
@@ -84,18 +85,29 @@ def cluster_named(name: str) -> str:
     if is_path(name) or ":" in name:
         return name
     try:
-        return _shipped(name).name
+        return _cluster_for(name).name
     except SpecError:  # a cluster of the job's own folder, or a name that resolving the job refuses
         return name
 
 
-def _shipped(gpu: str) -> Cluster:
-    """The cluster of that name, or the first that ships with the device, or the generic one."""
-    if gpu in profile_names("clusters"):
-        return load_cluster(gpu)
-    device = load_device(gpu).name
+def _cluster_for(gpu: str) -> Cluster:
+    """The cluster of that name or file, or the first that ships with the device, or the generic one.
+
+    Profiles of one's own are found from where one is.
+    """
+    here = Path.cwd()
+    if gpu in profile_names("clusters", here) or (is_path(gpu) and _is_cluster(gpu)):
+        return load_cluster(gpu, folder=here)
+    device = load_device(gpu, here).name
     named = (load_cluster(name) for name in profile_names("clusters") if name != "generic")
-    return next((each for each in named if each.device == device), None) or load_cluster(f"generic:{device}")
+    shipped = next((each for each in named if each.device == device), None)
+    return shipped or load_cluster(f"generic:{gpu if is_path(gpu) else device}", folder=here)
+
+
+def _is_cluster(path: str) -> bool:
+    """Whether a profile's file is that of a cluster, which names its device."""
+    data = read_document(Path(path).expanduser()).data
+    return isinstance(data, dict) and "device" in data
 
 
 def short_job(
@@ -149,7 +161,7 @@ def short_job(
     }  # fmt: skip
     whose = last_part(str(Path(model).expanduser().absolute()) if is_path(model) else model)
     data = {
-        "name": f"{whose}-{gpus or 'node-of-'}{'x' if gpus else ''}{gpu}",
+        "name": f"{whose}-{gpus or 'node-of-'}{'x' if gpus else ''}{Path(gpu).stem if is_path(gpu) else gpu}",
         "architecture": model,
         **({"like": like} if like else {}),
         **cluster_of(gpu, gpus),

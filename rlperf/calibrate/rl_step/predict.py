@@ -13,7 +13,7 @@ from rlperf.calibrate.rl_step.rows import StepRow
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, stages_of, step_view
-from rlperf.plan.predict import chosen
+from rlperf.plan.predict import pinned
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.compose import StepStages
@@ -150,7 +150,7 @@ def predict_step(
 @lru_cache(maxsize=512)
 def _pinned(row: StepRow) -> tuple[Demand, Configuration]:
     """The configuration that the row's job pins, with its lengths: no constant of a fit changes it."""
-    demand, configuration, _ = chosen(context_of(row, DEFAULT_LAW))
+    demand, configuration, _ = pinned(context_of(row, DEFAULT_LAW))
     return demand, configuration
 
 

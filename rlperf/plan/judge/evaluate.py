@@ -377,7 +377,10 @@ class Judge:
         return [*found, (configuration.pool("critic"), site.critic)] if site.critic_apart else found
 
     def staged(self, evaluation: Evaluation) -> Configuration | None:
-        """The same configuration with its best first and last pipeline stage stated, where that is worth it."""
+        """The same configuration with its best first and last stage, where that is worth it and neither is given."""
+        settings = evaluation.configuration.pool("trainer").settings
+        if (settings.first_stage_layers, settings.last_stage_layers) != (None, None):
+            return None
         made = evaluation.configuration, evaluation.microbatches, evaluation.demand
         better = staged(self.context.of(evaluation.configuration.mode), self.task.architecture, *made)
         return None if better is None or self.peak(evaluation, better) > self.room(evaluation) else better

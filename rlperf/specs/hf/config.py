@@ -130,10 +130,10 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
     if not kind:
         fields.note("model_type", "is missing")
     family, assumed = FAMILIES.get(kind, Family(windowed=True)), tuple[str, ...]()
+    if like is not None and like not in FAMILIES:
+        hint = did_you_mean(like, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}"
+        raise SpecError(Problem(f"rlperf knows no family {like!r}", suggestion=hint))
     if kind and kind not in FAMILIES:
-        if like is not None and like not in FAMILIES:
-            hint = did_you_mean(like, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}"
-            raise SpecError(Problem(f"rlperf knows no family {like!r}", suggestion=hint))
         family = FAMILIES[like] if like else family
         how = f"is read as {like}, as asked" if like else "is not known: it is read by its fields"
         near = did_you_mean(kind, FAMILIES) if not like else None

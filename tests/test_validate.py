@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -373,6 +374,11 @@ def test_an_engine_is_fitted_on_whole_configurations(tmp_path: Path) -> None:
         fit_engine(served, engine)
     with pytest.raises(SpecError, match=f"no row is of sglang-.*are of {engine.id}"):
         fit_engine(served, load_engine_calibration("sglang"))
+    broken = read_table(table(tmp_path, *({**row, "gpu": "h900"} for row in rows)))
+    with pytest.raises(SpecError, match=r":2: there is no device named 'h900'"):
+        fit_engine(broken, engine)
+    with pytest.raises(SpecError, match="column 'isl' is missing"):
+        fit_engine(replace(served, columns=tuple(c for c in served.columns if c != "isl")), engine)
     twice = read_table(table(tmp_path, *rows, *({**row, "row_id": f"{row['row_id']}b", "isl": 8000} for row in rows)))
     fitted = fit_engine(twice, engine)
     assert fitted.rows == 6 and len(fitted.engine.overhead.row_ids) == 6

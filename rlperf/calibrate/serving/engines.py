@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import yaml
 
-from rlperf.calibrate.serving.rows import CostTable, ServingCase, case_of, check
+from rlperf.calibrate.serving.rows import NEEDED, CostTable, ServingCase, case_of, check
 from rlperf.calibrate.serving.stack import CONSTANTS, Measured, ServingStack
 from rlperf.calibrate.statistics import absolute_percentage_errors, spread_of
 from rlperf.calibrate.tables import Table, split_rank
@@ -67,12 +67,27 @@ def measured_of(case: ServingCase) -> list[Measured]:
 
 def calibration_cases(table: Table, engine_id: str) -> list[Measured]:
     """Rows of an engine in the calibration split (see `SPLIT`): whole configurations, the others are scored."""
+    table.need(*NEEDED)
+    table.need_one("measured_tpot_ms", "measured_output_tokens_per_s_per_gpu")
     found = measured_cases(table, engine_id)
     if not found:
         known = sorted({case.engine.id for case in _readable(table)})
         words = f"those that can be predicted are of {', '.join(known)}" if known else "none can be predicted"
-        raise SpecError(Problem(f"no row is of {engine_id}: {words}", table.file, suggestion="name it with --name"))
+        none = Problem(f"no row is of {engine_id}: {words}", table.file, suggestion="name it with --name")
+        raise SpecError([none] if known else _unreadable(table))
     return split_of(found)
+
+
+def _unreadable(table: Table) -> list[Problem]:
+    """Why no row can be predicted, each reason with the first line that has it."""
+    found: dict[str, Problem] = {}
+    for row in table:
+        try:
+            case_of(row)
+        except SpecError as error:
+            for each in error.problems:
+                found.setdefault(each.message, Problem(each.message, table.file, row.line, each.suggestion))
+    return [*found.values()] or [Problem("holds no rows", table.file)]
 
 
 def split_of(everything: Sequence[Measured]) -> list[Measured]:

@@ -163,7 +163,18 @@ def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_pl
         raise SpecError(dict.fromkeys(problems))
     assert context is not None and facts is not None
     restate = partial(as_framework_runs, facts=facts, folder=folder)
-    return Question(replace(context, restate=restate, keyless=facts.keyless("rollout")), facts)
+    warned = _foreign(facts, context)
+    return Question(replace(context, restate=restate, keyless=facts.keyless("rollout"), warned=warned), facts)
+
+
+def _foreign(facts: FrameworkFacts, context: Context) -> tuple[str, ...]:
+    """That the framework has no code for the job's devices: what it would take there is predicted all the same."""
+    vendors = facts.vendors
+    devices = {each.device.name: each.device.vendor for each in (context.hardware, context.rollout_hardware)}
+    lacking = [f"{name} ({vendor})" for name, vendor in devices.items() if vendors and vendor not in vendors]
+    known = f"{', '.join(vendors[:-1])} and {vendors[-1]}" if vendors[1:] else "".join(vendors)
+    words = f"{facts.name} has code for devices of {known}, none for"
+    return tuple(f"{words} {each}: figures are those of a port" for each in lacking)
 
 
 def facts_of(job: Job) -> FrameworkFacts:

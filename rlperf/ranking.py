@@ -64,6 +64,12 @@ class RankedFramework:
         ids = (f"nobody measured its rl_steps: {name}" for use in uses for name in use.ids if BORROWED in name)
         return tuple(dict.fromkeys((*ids, *(note for use in uses for note in use.notes))))
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know of its plan before any number."""
+        phases = self.plan.phases if self.plan else ()
+        return tuple(dict.fromkeys(words for phase in phases for words in phase.predicted.warnings))
+
     def row(self) -> dict[str, Any]:
         """One flat row."""
         named: dict[str, Any] = {"framework": self.framework, "why_not": self.why_not}
@@ -107,10 +113,10 @@ class FrameworkRanking:
         return [_cells(each, each.plan, index == 0) for index, each in enumerate(self.rows) if each.plan]
 
     def notes(self) -> list[str]:
-        """What verdicts mean, whose overheads are borrowed, what files cannot express, who is refused: a line each."""
+        """Warnings, what verdicts mean, whose overheads are borrowed, what files cannot express, who is refused."""
         plans = [each.plan for each in self.rows if each.plan]
         others = [(each.loss or 0.0, each.apart) for each in self.rows[1:] if each.apart is not None]
-        lines = [words] if (words := paired_words(others)) else []
+        lines = [*self._warnings(), *([words] if (words := paired_words(others)) else [])]
         if len(plans) > 1 and (what := plans[0].job.objective.minimize) != "step_time":
             lines.append(f"ranked and told apart by {OBJECTIVES[what].meaning}, which this job minimises")
         if len(plans) > 1 and any(len(plan.phases) > 1 for plan in plans):
@@ -120,6 +126,14 @@ class FrameworkRanking:
         lines += [f"{each.framework}: {words}" for each in self.rows for words in each.borrowed]
         lines += [f"not in the files of {each.framework}: {words}" for each in self.rows for words in each.lost]
         return lines + [f"refused: {each.framework}: {each.why_not}" for each in self.rows if each.plan is None]
+
+    def _warnings(self) -> list[str]:
+        """Those of all plans once, others behind their framework's name."""
+        planned = [each for each in self.rows if each.plan]
+        common = [words for words in (planned[0].warnings if planned else ())
+                  if all(words in each.warnings for each in planned)]  # fmt: skip
+        own = [f"{each.framework}: {words}" for each in planned for words in each.warnings if words not in common]
+        return [f"warning: {words}" for words in (*common, *own)]
 
     def __str__(self) -> str:
         return "\n".join(["  ".join(cells) for cells in self.cells()] + self.notes())

@@ -18,9 +18,11 @@ from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.cli.output import console, print_table
 from rlperf.errors import SpecError
+from rlperf.frameworks.adapter import framework_facts
 from rlperf.plan.compare import compare_weighted, side_of
 from rlperf.ranking import DRAWS, FrameworkRanking, _ranked
 from rlperf.report.plan_text import markdown, print_plan
+from rlperf.specs.framework_names import FRAMEWORKS
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
 from rlperf.specs.short_job import SHORT
@@ -302,6 +304,19 @@ def test_a_ranking_tells_apart_by_what_it_ranks_by() -> None:
 
 
 @pytest.mark.slow
+def test_devices_that_a_framework_has_no_code_for_are_told() -> None:
+    """A plan for TPUs under verl was written without a word."""
+    job = JOB.model_copy(update={"cluster": "generic:mi300x"})
+    ranking = rlperf.plan_frameworks(job, "verl,areal")
+    foreign = "areal has code for devices of NVIDIA and Huawei, none for mi300x (AMD): figures are those of a port"
+    own = {row.framework.split()[0]: row.warnings for row in ranking.rows}
+    assert foreign in own["areal"] and not any("a port" in words for words in own["verl"])
+    assert [line for line in ranking.notes() if "a port" in line] == [f"warning: areal main: {foreign}"]
+    assert len([line for line in ranking.notes() if "are cut at" in line]) <= 1  # of all: told once
+    vendors = {name: framework_facts(name).vendors for name in FRAMEWORKS}
+    assert all("NVIDIA" in known for known in vendors.values()) and vendors["miles"] == vendors["slime"]
+
+
 def test_plans_of_several_phases_are_told_apart_too() -> None:
     """By all that their phases take: one task's gain may be another's loss."""
     tasks = [JOB.tasks[0].model_copy(update={"name": name, "workload": name}) for name in ("math", "programming")]

@@ -271,6 +271,7 @@ class FrameworkFacts(Frozen):
     version: str
     backends: tuple[str, ...]
     engines: tuple[str, ...]
+    vendors: tuple[str, ...] = Field((), description="makers of the devices that its source has code for; none: any")
     algorithms: tuple[str, ...] = Field(("grpo", "dapo", "ppo"), description="that its trainers run; ppo has a critic")
     unplanned: dict[str, str] = Field({}, description="algorithm that is not planned for it -> why")
     unwritten: dict[str, str] = Field({}, description="setting that its files can hold and none gets -> why")

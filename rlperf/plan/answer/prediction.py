@@ -110,12 +110,12 @@ MANY_CUT, FEW_CUT = 0.25, 0.05
 
 
 def _warnings(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
-    """What the numbers do not say and a run would waste: groups of one, responses that are cut."""
+    """What the numbers do not say, and what a run would waste: groups of one, responses that are cut."""
     job = context.job
     alone = evaluation.demand.batch.group_size == 1 and job.algorithm != "ppo"
     words = f"group_size 1: {job.algorithm} holds a response against its group, so there is no advantage to learn from"
     cut = _cut(task, evaluation, timed=job.horizon.group is not None)
-    return (*([words] if alone else []), *cut, *_odd_sizes(context, task.architecture, evaluation))
+    return (*context.warned, *([words] if alone else []), *cut, *_odd_sizes(context, task.architecture, evaluation))
 
 
 TENSOR_CORE = 8

@@ -100,6 +100,8 @@ class Context:
     """What files of the framework make of a job; None: they are asked nothing."""
     keyless: frozenset[str] = frozenset()
     """Settings of engines that files of the framework cannot state: the job's are what it runs."""
+    warned: tuple[str, ...] = ()
+    """What to know of the framework on these devices before any number."""
     _in_modes: Remembered[Context] = field(default_factory=Remembered, init=False)
 
     def of(self, mode: Mode) -> Context:

@@ -97,6 +97,19 @@ def test_what_one_side_alone_is_unsure_of_is_in_the_interval(tmp_path: Path) -> 
     assert (alike.low, alike.high) == pytest.approx((1.0, 1.0))
 
 
+def test_rl_steps_of_other_work_are_compared_per_token(tmp_path: Path) -> None:
+    """Half the prompts beat the whole batch by 75 %."""
+    whole, half = write(tmp_path, "whole"), tmp_path / "half.yaml"
+    half.write_text(whole.read_text().replace("prompts_per_step: 16", "prompts_per_step: 8"))
+    first, second = (ask(path).context for path in (whole, half))
+    found = compare_jobs(first, second, draws=3)
+    assert found.step.ratio < 0.95
+    said = found.verdict("whole", "half")
+    assert said.startswith("not the same work: of whole ")
+    assert said.endswith(found.device_token.sentence("whole", "half"))
+    assert compare_jobs(first, first, draws=3).verdict("a", "b").startswith("a and b cannot")
+
+
 def test_command_line_speaks_json_and_words(tmp_path: Path) -> None:
     a, b = write(tmp_path, "a"), write(tmp_path, "b", tensor=8)
     runner = CliRunner()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlperf.cli.output import AsJson, TaskName, console, print_json, progress
+from rlperf.cli.output import AsJson, TaskName, console, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from rlperf.api import Question
@@ -108,7 +108,7 @@ def summary_of(found: JobComparison, first: Path, second: Path) -> dict[str, Any
     """The comparison as plain data."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "verdict": found.step.sentence(first.stem, second.stem),
+        "verdict": found.verdict(first.stem, second.stem),
         "step": {**asdict(found.step), "apart": found.step.apart},
         "device_seconds_per_token": {**asdict(found.device_token), "apart": found.device_token.apart},
         "sides": [_side(path, side) for path, side in ((first, found.first), (second, found.second))],
@@ -131,24 +131,21 @@ def _side(path: Path, side: Side) -> dict[str, Any]:
 
 
 def _print(found: JobComparison, first: Path, second: Path) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     from rlperf.sim.rl_step.uncertainty import CALIBRATED
     from rlperf.units import human_seconds
 
     screen = console()
     left, right = _names(first, second)
-    screen.print(found.step.sentence(left, right), style="bold", markup=False)
-    table = Table("", escape(left), escape(right), escape(f"{right} / {left}"))
+    screen.print(found.verdict(left, right), style="bold", markup=False)
+    rows = []
     names = [*(name.removesuffix("_s").replace("_", " ") for name in CALIBRATED), "rest"]
     for name, a, b in zip(names, found.first.stages_s, found.second.stages_s, strict=True):
-        table.add_row(name, human_seconds(float(a)), human_seconds(float(b)), f"{b / a:.2f}" if a > 0 else "")
+        rows.append((name, human_seconds(float(a)), human_seconds(float(b)), f"{b / a:.2f}" if a > 0 else ""))
     a, b = found.first.evaluation.rl_step_s, found.second.evaluation.rl_step_s
-    table.add_row("rl_step", human_seconds(a), human_seconds(b), f"{found.step.ratio:.2f}", style="bold")
+    rows.append(("rl_step", human_seconds(a), human_seconds(b), f"{found.step.ratio:.2f}"))
     devices = [side.evaluation.configuration.devices for side in (found.first, found.second)]
-    table.add_row("devices", str(devices[0]), str(devices[1]), "")
-    screen.print(table)
+    rows.append(("devices", str(devices[0]), str(devices[1]), ""))
+    print_table(("", left, right, "second / first"), rows)
     per_token = found.device_token
     screen.print(
         f"device-seconds per trained token: {per_token.ratio:.2f} ({per_token.low:.2f} .. {per_token.high:.2f})"

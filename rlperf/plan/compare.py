@@ -19,6 +19,9 @@ from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.workload.bootstrap import bootstrap
 
+SAME_WORK = 0.02
+"""Shares by which tokens trained on per rl_step may differ for rl_steps to be held against each other as they are."""
+
 
 @dataclass(frozen=True, eq=False)
 class Side:
@@ -49,6 +52,14 @@ class JobComparison:
     step: Comparison
     device_token: Comparison
 
+    def verdict(self, first: str, second: str) -> str:
+        """Which is faster, in a sentence; of rl_steps that do not train on the same, per token and device."""
+        tokens = [side.evaluation.demand.trained_tokens for side in (self.first, self.second)]
+        if abs(math.log(tokens[1] / tokens[0])) < SAME_WORK:
+            return self.step.sentence(first, second)
+        work = f"{tokens[0]:,.0f} tokens are trained on per rl_step, {tokens[1]:,.0f} of {second}"
+        return f"not the same work: of {first} {work}; per token and device {self.device_token.sentence(first, second)}"
+
 
 def compare_jobs(
     first: Context,
@@ -57,7 +68,7 @@ def compare_jobs(
     *,
     draws: int = 12,
 ) -> JobComparison:
-    """Compare the pinned configurations of two jobs; open values are filled in by the screen.
+    """Compare the pinned configurations of two jobs; open values are those of their plans.
 
     Draw k takes the same groups for both wherever their recorded or sampled rl_steps have equally many, so that the
     noise of lengths cancels in the ratio.

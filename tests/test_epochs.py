@@ -12,6 +12,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
+from rlperf.plan.answer.plan import Prediction
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.question.context import resolve
 from rlperf.plan.search.screen import screen
@@ -37,7 +38,14 @@ def job_of(epochs: int, framework: str = "verl", **job: Any) -> dict[str, Any]:
 
 
 def test_training_is_repeated_and_nothing_else() -> None:
-    one, three = (predict_job(job_of(epochs)) for epochs in (1, 3))
+    layout = {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "ulysses": 1, "zero_stage": 3}
+    budgets = {"backend": "fsdp2", "token_budget": 16384, "scoring_token_budget": 16384, "parked": False}
+
+    def predicted(epochs: int) -> Prediction:
+        trainer = {"role": "trainer", "layout": layout, "settings": {**budgets, "epochs": epochs}}
+        return predict_job({**job_of(epochs), "pools": [trainer]})
+
+    one, three = predicted(1), predicted(3)
     assert three.stages_s.training == pytest.approx(3.0 * one.stages_s.training)
     assert three.stages_s.model_copy(update={"training": one.stages_s.training}) == one.stages_s
     assert three.rl_step_s == pytest.approx(one.rl_step_s + 2.0 * one.stages_s.training)

@@ -351,11 +351,8 @@ class FrameworkFacts(Frozen):
 
     def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:
         """Rules of this version that speak of nothing but ``groups``; without groups, all."""
-        return tuple(
-            rule
-            for rule in self.rules
-            if rule.applies(self.version, self.versions, backend) and (not groups or rule.groups <= set(groups))
-        )
+        here = (rule for rule in self.rules if rule.applies(self.version, self.versions, backend))
+        return tuple(rule for rule in here if not groups or rule.groups <= set(groups))
 
     def objections(
         self, modes: Sequence[str], backends: Sequence[str], engine: str, algorithm: str = "grpo",

@@ -8,7 +8,7 @@ its parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -201,3 +201,25 @@ def of_other_sizes(name: str, known: Mapping[str, str]) -> tuple[tuple[str, floa
     sizes = {shape: size for shape in could_be(rest, known) if (size := size_of(shape))}
     ratios = {shape: max(size / wanted, wanted / size) for shape, size in sizes.items()}
     return tuple(sorted(ratios.items(), key=lambda item: (item[1], len(item[0]))))
+
+
+def meant_by(name: str, known: Mapping[str, str]) -> str | None:
+    """What a name that leads nowhere may mean, by its parts: shapes that say more, or the same of another size."""
+    near = could_be(name, known)
+    if near[1:]:
+        return f"it could be {' or '.join(near[:SHOWN])}{_more(near)}: say which"
+    if near:
+        return f"did you mean {near[0]}?"
+    if within := named_in(name, known):
+        return f"did you mean {within[0]}, or the path of its config.json?"
+    others = of_other_sizes(name, known)
+    if not others:
+        return None
+    if others[0][1] <= SAME_SIZE:
+        return f"did you mean {others[0][0]}, or the path of its config.json?"
+    named = ", ".join(shape for shape, _ in others[:SHOWN])
+    return f"there are {named}{_more(others)}; or give the path of its config.json"
+
+
+def _more(found: Sequence[object]) -> str:
+    return f" or {len(found) - SHOWN} more" if len(found) > SHOWN else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,7 @@ from rlperf.errors import Problem, SpecError, nearest
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf.config import from_hf, looks_like_hf
-from rlperf.specs.labels import (
-    SAME_SIZE,
-    SHOWN,
-    LabelReading,
-    could_be,
-    key,
-    last_part,
-    named_in,
-    of_other_sizes,
-    read_label,
-)
+from rlperf.specs.labels import LabelReading, key, last_part, meant_by, read_label
 from rlperf.specs.reader import (
     below,
     is_file,
@@ -398,32 +388,10 @@ def _find_architecture(name: str, folder: Path | str | None) -> tuple[Path, Labe
     reading = read_label(name, known)
     if reading is not None:
         return files[reading.shape], reading
-    hint = _hint(name, known)
+    hint = meant_by(name, known)
     if hint is None:
         return find_profile("architectures", last_part(name), folder), LabelReading(last_part(name))
     raise SpecError(Problem(f"there is no architecture named {last_part(name)!r}", suggestion=hint))
-
-
-def _hint(name: str, known: Mapping[str, str]) -> str | None:
-    """What a name that leads nowhere may mean, by its parts: shapes that say more, or the same of another size."""
-    near = could_be(name, known)
-    if near[1:]:
-        return f"it could be {' or '.join(near[:SHOWN])}{_more(near)}: say which"
-    if near:
-        return f"did you mean {near[0]}?"
-    if within := named_in(name, known):
-        return f"did you mean {within[0]}, or the path of its config.json?"
-    others = of_other_sizes(name, known)
-    if not others:
-        return None
-    if others[0][1] <= SAME_SIZE:
-        return f"did you mean {others[0][0]}, or the path of its config.json?"
-    named = ", ".join(shape for shape, _ in others[:SHOWN])
-    return f"there are {named}{_more(others)}; or give the path of its config.json"
-
-
-def _more(found: Sequence[object]) -> str:
-    return f" or {len(found) - SHOWN} more" if len(found) > SHOWN else ""
 
 
 @cache

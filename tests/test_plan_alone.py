@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 import rlperf
 from rlperf.cli.main import app
 from rlperf.frameworks.imports import read_job_or_config
-from rlperf.report.plan_files import read_plan
+from rlperf.report.plan_files import plan_yaml, read_plan
 from rlperf.specs.profiles import profile_root
+from rlperf.units import human_seconds
 from tests.test_plan_end_to_end import SMALL, trace
 
 
@@ -85,6 +86,19 @@ def test_a_moved_plan_gives_its_own_numbers_from_anywhere(
     ran("report", str(file), "--out", str(tmp_path / "report.html"))
     assert "are left out" not in (tmp_path / "report.html").read_text()
     ran("explain", str(file), "--json")
+
+
+def test_a_plan_written_for_another_framework_says_what_its_files_do_there(tmp_path: Path) -> None:
+    """A plan for verl was written for NeMo-RL without a word: there it takes longer, and runs out of memory."""
+    plan = rlperf.plan_job(model="Qwen3-8B", gpus=16, max_response="8k", prompts=64)
+    (tmp_path / "plan.yaml").write_text(plan_yaml(plan))
+    there_and_here = (("--framework", "nemo_rl", "--out", str(tmp_path / "n")), ("--out", str(tmp_path / "v")))
+    said, own = (" ".join(ran("export", str(tmp_path / "plan.yaml"), *words).split()) for words in there_and_here)
+    there = rlperf.audit_config(tmp_path / "n" / "config.sh", plan=False).predicted
+    assert there is not None and not there.fits and there.rl_step_s > plan.phases[0].predicted.rl_step_s
+    assert f"{human_seconds(there.rl_step_s)} per rl_step under nemo_rl" in said
+    assert f"trainer {100 * there.memory_bytes['trainer'].risk:.0f} %" in said
+    assert " under " not in own
 
 
 def test_a_path_means_the_plans_own_file_before_one_of_the_current_folder(

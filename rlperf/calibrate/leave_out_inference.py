@@ -25,7 +25,8 @@ from rlperf.calibrate.validate_inference import predict_case, predict_rows, told
 from rlperf.cost.layers import stack_of
 from rlperf.errors import SpecError
 from rlperf.layout import BoolArray
-from rlperf.specs.calibration import DeviceCalibration, calibration_names, load_device_calibration
+from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
+from rlperf.specs.calibration_files import calibration_names
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration, release_of
 from rlperf.specs.hardware import at_published_rates
 from rlperf.specs.profiles import load_device

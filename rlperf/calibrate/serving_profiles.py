@@ -18,7 +18,7 @@ from rlperf.calibrate.serving.pool import configuration_of, evenly, fit_serving
 from rlperf.calibrate.statistics import weighted_quantile
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import PredictedFigure
-from rlperf.specs.calibration import calibration_names
+from rlperf.specs.calibration_files import calibration_names
 from rlperf.specs.engine_calibration import EngineCalibration, GroupFactor, load_engine_calibration
 
 STRANGERS = ("version", "device", "family", "engine")

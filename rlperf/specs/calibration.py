@@ -1,23 +1,20 @@
-"""A device's calibration: constants fitted to measurements, each with where it is from; and where calibrations lie.
+"""A device's calibration: constants fitted to measurements, each with where it is from.
 
 Rates are stored as fractions of the data sheet, so that a device without measurements can borrow from its nearest
-relative. Search path of a calibration by name: an explicit file, the job's folder, the user's configuration folder,
-the shipped profiles.
+relative.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 from pathlib import Path
-from typing import cast
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from rlperf.errors import Problem, SpecError
+from rlperf.specs.calibration_files import calibration_names, find_calibration, read_calibration
 from rlperf.specs.frozen import Frozen
-from rlperf.specs.profiles import search_path, stamp
-from rlperf.specs.reader import Spec, is_file, read_spec
+from rlperf.specs.reader import read_spec
 from rlperf.units import NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 
 Z95 = 1.6448536269514722
@@ -397,34 +394,6 @@ class DeviceCalibration(Frozen):
                 "spread": self.spread.widened(2.0),
             }
         )
-
-
-def find_calibration(name: str, kind: str, folder: Path | str | None = None) -> Path | None:
-    """File of a calibration by name and kind (devices, engines, frameworks) along the search path, or None."""
-    for root in search_path(folder):
-        path = root / "calibrations" / kind / f"{name}.yaml"
-        if is_file(path):
-            return path
-    return None
-
-
-def calibration_names(kind: str, folder: Path | str | None = None) -> list[str]:
-    """Names of all calibrations of ``kind`` that can be found.
-
-    >>> "h100_sxm" in calibration_names("devices")
-    True
-    """
-    return sorted({path.stem for root in search_path(folder) for path in (root / "calibrations" / kind).glob("*.yaml")})
-
-
-def read_calibration(path: Path, kind: type[Spec]) -> Spec:
-    """The calibration in a file: read once, and again where a process has written it anew."""
-    return cast(Spec, _read(path, kind, stamp(path)))
-
-
-@cache
-def _read(path: Path, kind: type[BaseModel], _version: tuple[int, int]) -> BaseModel:
-    return read_spec(path, kind)
 
 
 def load_device_calibration(

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.calibration import Quality, Spread, calibration_names, find_calibration, read_calibration
+from rlperf.specs.calibration import Quality, Spread
+from rlperf.specs.calibration_files import calibration_names, find_calibration, read_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.reader import read_spec

@@ -19,10 +19,9 @@ from rlperf.specs.calibration import (
     ScanFit,
     SparseFit,
     StreamsFit,
-    calibration_names,
-    find_calibration,
     load_device_calibration,
 )
+from rlperf.specs.calibration_files import calibration_names, find_calibration
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from rlperf.errors import Problem, SpecError
-from rlperf.specs.calibration import find_calibration, read_calibration
+from rlperf.specs.calibration_files import find_calibration, read_calibration
 from rlperf.specs.frozen import Frozen
 from rlperf.units import NonNegativeInt, PositiveFloat, Seconds
 

@@ -14,13 +14,13 @@ import numpy as np
 from pydantic import Field
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.calibration import Z95, read_calibration
+from rlperf.specs.calibration import Z95
+from rlperf.specs.calibration_files import calibration_names, find_calibration, read_calibration
 from rlperf.specs.framework import UnderWay, facts_data, trainer_facts, under_way_of
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.overhead import Overhead, Provenance, Rate, ServedAdapters, TrainerOverheads
 from rlperf.specs.profiles import search_path
-from rlperf.specs.reader import is_file
 from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
 from rlperf.specs.trainer_pace import TrainerPace, load_trainer_paces
 from rlperf.units import BytesPerSecond, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
@@ -315,8 +315,7 @@ def load_transport(name: str, folder: Path | str | None = None) -> TransportCali
     >>> load_transport("checkpoint_engine").fits[0].transport
     'checkpoint_engine'
     """
-    roots = [root / "calibrations" / "transports" for root in search_path(folder)]
-    if found := next(filter(is_file, (root / f"{name}.yaml" for root in roots)), None):
-        return read_calibration(found, TransportCalibration)
-    known = sorted(path.stem for root in roots for path in root.glob("*.yaml"))
+    if (path := find_calibration(name, "transports", folder)) is not None:
+        return read_calibration(path, TransportCalibration)
+    known = calibration_names("transports", folder)
     raise SpecError(Problem(f"there is no transport named {name!r}", suggestion=did_you_mean(name, known)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlperf.errors import Problem, SpecError
-from rlperf.specs.calibration import read_calibration
+from rlperf.specs.calibration_files import read_calibration
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.overhead import Provenance
 from rlperf.specs.profiles import find_profile

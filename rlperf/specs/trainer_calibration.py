@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, model_validator
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.calibration import calibration_names, find_calibration
+from rlperf.specs.calibration_files import calibration_names, find_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.framework import facts_data
 from rlperf.specs.framework_names import FRAMEWORKS

@@ -37,8 +37,8 @@ def test_one_batch_passes_every_stage_before_its_next_token(model: str) -> None:
     arch = load_architecture(model)
     replica = Replica.of(arch, H100, VLLM, STAGES, batches=np.array(1.0))
     one = tabulated(replica, ByTokens.of(replica))
-    even = engine_step_cost(arch, H100, VLLM, STAGES)
-    alone = engine_step_cost(arch, H100, VLLM, Layout.of(tensor_parallel=8))
+    even = engine_step_cost(Replica.of(arch, H100, VLLM, STAGES))
+    alone = engine_step_cost(Replica.of(arch, H100, VLLM, Layout.of(tensor_parallel=8)))
     load = 64.0, 64.0 * 1000.0
     assert float(one.decode_s(*load)) >= float(alone.decode_s(*load)) > float(even.decode_s(*load))
     # sixteen requests touch fewer experts than 64, so that batches in flight save more than attention alone

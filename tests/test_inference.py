@@ -22,7 +22,7 @@ from rlperf.cost.replica import BEST_BANDWIDTH, Replica, in_engine, roles_of, to
 from rlperf.cost.serving import Load
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
-from rlperf.specs.calibration import calibration_names
+from rlperf.specs.calibration_files import calibration_names
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
@@ -36,15 +36,16 @@ ARCHITECTURES = ["Qwen2.5-7B", "Mixtral-8x7B", "DeepSeek-V3", "gpt-oss-20b", "Qw
 
 
 def step(arch: str, layout: Layout, running: object, kv: object, **settings: str) -> np.ndarray:
-    return inf.decode_step_s(load_architecture(arch), H100, VLLM, layout, running, kv, **settings)  # type: ignore[arg-type]
+    replica = Replica.of(load_architecture(arch), H100, VLLM, layout, **settings)
+    return inf.decode_step_s(replica, running, kv)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_breakdown_adds_up_and_never_beats_light(name: str) -> None:
     arch = load_architecture(name)
     layout = Layout.of(tensor_parallel=8)
-    rows = inf.decode_breakdown(arch, H100, VLLM, layout, 32, 32 * 4096)
-    whole = float(inf.decode_step_s(arch, H100, VLLM, layout, 32, 32 * 4096))
+    rows = inf.decode_breakdown(Replica.of(arch, H100, VLLM, layout), 32, 32 * 4096)
+    whole = float(inf.decode_step_s(Replica.of(arch, H100, VLLM, layout), 32, 32 * 4096))
     assert sum(row.seconds for row in rows) == pytest.approx(whole, rel=1e-9)
     assert sum(row.share for row in rows) == pytest.approx(1.0)
     assert all(0.0 <= row.percent_of_light <= 100.0 for row in rows)
@@ -153,7 +154,7 @@ def test_quantised_checkpoints_quantise_what_they_do() -> None:
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
 def test_no_factor_on_kernels_reads_the_cache_faster_than_memory(scale: float, kv_dtype: str) -> None:
     engine, arch = inf.with_overhead(VLLM, kernel_scale=scale), load_architecture("Llama-3.1-8B")
-    cost = inf.engine_step_cost(arch, H200, engine, Layout.of(), kv_dtype=kv_dtype)
+    cost = inf.engine_step_cost(Replica.of(arch, H200, engine, Layout.of(), kv_dtype=kv_dtype))
     byte_width = 2.0 if kv_dtype == "bf16" else 1.0
     light = 32 * 2 * 8 * 128 * byte_width / 4.8e12
     assert cost.decode_per_kv_token_s >= 0.999 * light / BEST_BANDWIDTH
@@ -161,8 +162,8 @@ def test_no_factor_on_kernels_reads_the_cache_faster_than_memory(scale: float, k
     fit = next(one for one in H200.calibration.decode if one.kv_dtype == kv_dtype)
     expected = max(scale * light / fit.memory, light / BEST_BANDWIDTH)
     assert cost.decode_per_kv_token_s == pytest.approx(expected, rel=0.04)
-    exact = float(inf.decode_step_s(arch, H200, engine, Layout.of(), 64, 64 * 8192, kv_dtype=kv_dtype))
-    rows = inf.decode_breakdown(arch, H200, engine, Layout.of(), 64, 64 * 8192, kv_dtype=kv_dtype)
+    exact = float(inf.decode_step_s(Replica.of(arch, H200, engine, Layout.of(), kv_dtype=kv_dtype), 64, 64 * 8192))
+    rows = inf.decode_breakdown(Replica.of(arch, H200, engine, Layout.of(), kv_dtype=kv_dtype), 64, 64 * 8192)
     assert sum(row.seconds for row in rows) == pytest.approx(exact, rel=1e-9)
     assert float(cost.decode_s(64, 64 * 8192)) == pytest.approx(exact, rel=0.03)
 
@@ -170,22 +171,22 @@ def test_no_factor_on_kernels_reads_the_cache_faster_than_memory(scale: float, k
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tabulated_step_equals_the_operators(name: str) -> None:
     arch, layout = load_architecture(name), Layout.of(tensor_parallel=8)
-    cost = inf.engine_step_cost(arch, H100, VLLM, layout, typical_context=4096)
+    cost = inf.engine_step_cost(Replica.of(arch, H100, VLLM, layout), typical_context=4096)
     for running in (1.0, 16.0, 64.0, 200.0):
-        exact = float(inf.decode_step_s(arch, H100, VLLM, layout, running, running * 4096))
+        exact = float(inf.decode_step_s(Replica.of(arch, H100, VLLM, layout), running, running * 4096))
         assert float(cost.decode_s(running, running * 4096)) == pytest.approx(exact, rel=0.03)
-    exact = float(inf.prefill_s(arch, H100, VLLM, layout, 1, 4096))
+    exact = float(inf.prefill_s(Replica.of(arch, H100, VLLM, layout), 1, 4096))
     assert float(cost.engine_step_s(0, 0, 4096, 4096 * 4097 / 2, 1)) == pytest.approx(exact, rel=0.08)
 
 
 def test_a_million_decode_steps_a_second() -> None:
-    cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of())
+    cost = inf.engine_step_cost(Replica.of(QWEN, H100, VLLM, Layout.of()))
     running = np.linspace(1, 500, 20000)
     assert cost.decode_s(running, running * 1000).shape == (20000,)
 
 
 def test_a_closed_loop_of_one_client_is_a_batch_of_one() -> None:
-    cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=2048)
+    cost = inf.engine_step_cost(Replica.of(QWEN, H100, VLLM, Layout.of()), typical_context=2048)
     alone = serving.closed_loop(cost, 1, Load(1024, 2048))
     assert float(alone.tpot_s) == pytest.approx(float(cost.decode_s(1, 2048)), rel=1e-6)
     batch = serving.static_batch(cost, 1, Load(1024, 2048))
@@ -194,7 +195,7 @@ def test_a_closed_loop_of_one_client_is_a_batch_of_one() -> None:
 
 
 def test_load_raises_time_per_token_and_throughput_until_the_cache_is_full() -> None:
-    cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=1500)
+    cost = inf.engine_step_cost(Replica.of(QWEN, H100, VLLM, Layout.of()), typical_context=1500)
     clients = np.array([1.0, 8.0, 64.0, 256.0, 512.0])
     served = serving.closed_loop(cost, clients, Load(1000, 1000, max_running=256))
     assert (np.diff(served.tpot_s[:4]) > 0).all() and (np.diff(served.output_tokens_per_s[:4]) > 0).all()
@@ -208,7 +209,7 @@ def test_requests_hold_of_a_window_what_they_have() -> None:
     mistral = load_architecture("Mistral-7B-v0.1")  # windows of 4096 tokens in every layer
     keeps = VLLM.model_copy(update={"frees_windows": False})
     short, window, long = (
-        [float(max_running(mistral, H100, engine, Layout.of(), isl, 0)) for engine in (VLLM, keeps)]
+        [float(max_running(Replica.of(mistral, H100, engine, Layout.of()), isl, 0)) for engine in (VLLM, keeps)]
         for isl in (256, 4096, 32768)
     )
     assert short == [1024.0, 1024.0] and window[0] == window[1] == long[0]
@@ -217,7 +218,7 @@ def test_requests_hold_of_a_window_what_they_have() -> None:
 
 def test_a_share_of_what_is_free_is_no_share_of_the_device() -> None:
     free = VLLM.model_copy(update={"fraction_of_free": True, "memory_fraction": 0.9})
-    of_all, of_free = (engine_memory(QWEN, H100, engine, Layout.of()) for engine in (VLLM, free))
+    of_all, of_free = (engine_memory(Replica.of(QWEN, H100, engine, Layout.of())) for engine in (VLLM, free))
     taken = float(of_all.total_bytes - of_all.kv_cache_bytes)
     assert float(of_free.kv_cache_bytes) == pytest.approx(0.9 * (H100.device.usable_memory - taken))
     assert float(of_free.kv_cache_bytes) > float(of_all.kv_cache_bytes)
@@ -249,7 +250,9 @@ def test_prompts_run_outside_cuda_graphs_unless_these_hold_them() -> None:
     host = VLLM.overhead.model_copy(update={"uncaptured": 400e-6})
     engine = VLLM.model_copy(update={"overhead": host, "captures_prompts": False, "factors": ()})
     pieces = engine.model_copy(update={"captures_prompts": True})
-    slow, fast = (inf.engine_step_cost(QWEN, H100, one, Layout.of(tensor_parallel=8)) for one in (engine, pieces))
+    slow, fast = (
+        inf.engine_step_cost(Replica.of(QWEN, H100, one, Layout.of(tensor_parallel=8))) for one in (engine, pieces)
+    )
     issued = 400e-6 * QWEN.layers
     for tokens in (64.0, 1024.0):  # the kernels of so few tokens end before the host has issued them
         assert float(slow.linear(tokens, mixed=True)) == pytest.approx(issued)
@@ -258,12 +261,14 @@ def test_prompts_run_outside_cuda_graphs_unless_these_hold_them() -> None:
     many = float(slow.linear(16384.0, mixed=True))
     assert many > issued and many == pytest.approx(float(slow.linear(16384.0)))
     assert float(slow.decode_s(64, 64e3)) == pytest.approx(float(fast.decode_s(64, 64e3)))
-    whole = [inf.prefill_s(QWEN, H100, one, Layout.of(tensor_parallel=8), 1, 1024) for one in (engine, pieces)]
+    whole = [
+        inf.prefill_s(Replica.of(QWEN, H100, one, Layout.of(tensor_parallel=8)), 1, 1024) for one in (engine, pieces)
+    ]
     assert float(whole[0]) == float(whole[1]) > issued
 
 
 def test_open_loop_has_littles_law() -> None:
-    cost = inf.engine_step_cost(QWEN, H100, VLLM, Layout.of(), typical_context=600)
+    cost = inf.engine_step_cost(Replica.of(QWEN, H100, VLLM, Layout.of()), typical_context=600)
     served = serving.open_loop(cost, 4.0, Load(500, 200))
     in_flight = 4.0 * float(served.ttft_s + 199 * served.tpot_s)
     at_that = serving.closed_loop(cost, in_flight, Load(500, 200), arriving=4.0 * float(served.tpot_s))
@@ -277,7 +282,7 @@ def test_open_loop_has_littles_law() -> None:
 
 def test_without_graphs_launches_show() -> None:
     eager = VLLM.model_copy(update={"cuda_graphs": False})
-    fast, slow = (float(inf.decode_step_s(QWEN, H100, one, Layout.of(), 1, 1000)) for one in (VLLM, eager))
+    fast, slow = (float(inf.decode_step_s(Replica.of(QWEN, H100, one, Layout.of()), 1, 1000)) for one in (VLLM, eager))
     assert 1e-3 < slow - fast < 5e-3  # an 8B on H100: 8.4 ms eager, 5.1 ms with graphs
 
 
@@ -286,12 +291,12 @@ def test_every_copy_of_the_attention_schedules_its_own_requests() -> None:
     slow, quick = (inf.with_overhead(VLLM, per_request=each) for each in (1e-3, 0.0))
     model, layout = load_architecture("DeepSeek-V3"), Layout.of(tensor_parallel=16, attention_data_parallel=[1, 16])
     one, copies = (
-        inf.decode_step_s(model, H100, slow, layout, 512, 1e6, "fp8")
-        - inf.decode_step_s(model, H100, quick, layout, 512, 1e6, "fp8")
+        inf.decode_step_s(Replica.of(model, H100, slow, layout, "fp8"), 512, 1e6)
+        - inf.decode_step_s(Replica.of(model, H100, quick, layout, "fp8"), 512, 1e6)
     )  # fmt: skip
     assert one == pytest.approx(0.512) and copies == pytest.approx(0.512 / 16)
     more = [
-        inf.engine_step_cost(model, H100, engine, layout.take(1), gemm_dtype="fp8").host_per_request_s
+        inf.engine_step_cost(Replica.of(model, H100, engine, layout.take(1), "fp8")).host_per_request_s
         for engine in (slow, quick)
     ]
     assert more[0] - more[1] == pytest.approx(1e-3 / 16)
@@ -302,26 +307,26 @@ def test_graph_buckets_pad_the_batch() -> None:
 
 
 def test_engine_memory_by_hand() -> None:
-    memory = engine_memory(load_architecture("Llama-3.1-8B"), H100, VLLM, Layout.of(), memory_fraction=0.9)
+    memory = engine_memory(Replica.of(load_architecture("Llama-3.1-8B"), H100, VLLM, Layout.of()), memory_fraction=0.9)
     assert float(memory.weights_bytes) == pytest.approx(8.03e9 * 2, rel=0.01)
     per_token = 2 * 8 * 128 * 32 * 2.0
     assert float(memory.kv_tokens) == pytest.approx(float(memory.kv_cache_bytes) / per_token)
     assert float(memory.total_bytes) == pytest.approx(0.9 * H100.device.usable_memory, rel=1e-9)
     assert bool(memory.fits)
-    assert not bool(engine_memory(load_architecture("DeepSeek-V3"), H100, VLLM, Layout.of()).fits)
+    assert not bool(engine_memory(Replica.of(load_architecture("DeepSeek-V3"), H100, VLLM, Layout.of())).fits)
 
 
 def test_capacity_limits_the_batch() -> None:
     arch = load_architecture("Llama-3.1-8B")
-    short, long = max_running(arch, H100, VLLM, Layout.of(), [512, 16384], 1024)
+    short, long = max_running(Replica.of(arch, H100, VLLM, Layout.of()), [512, 16384], 1024)
     assert short > 10 * long > 0
     reserving = VLLM.model_copy(update={"reserves_output": True})
-    assert float(max_running(arch, H100, reserving, Layout.of(), 1024, 8192)) < float(
-        max_running(arch, H100, VLLM, Layout.of(), 1024, 8192)
+    assert float(max_running(Replica.of(arch, H100, reserving, Layout.of()), 1024, 8192)) < float(
+        max_running(Replica.of(arch, H100, VLLM, Layout.of()), 1024, 8192)
     )
-    limits = engine_limits(arch, H100, VLLM, Layout.of())
+    limits = engine_limits(Replica.of(arch, H100, VLLM, Layout.of()))
     assert limits.kv_tokens > 1e5 and limits.max_running == VLLM.max_running
-    wide = engine_limits(arch, H100, VLLM, Layout.of(tensor_parallel=2))
+    wide = engine_limits(Replica.of(arch, H100, VLLM, Layout.of(tensor_parallel=2)))
     assert wide.kv_tokens > 2.0 * limits.kv_tokens
 
 
@@ -332,8 +337,8 @@ def test_one_long_request_takes_what_its_operators_take(name: str, device: str) 
     assert engine.overhead.kernel_scale < 1.0  # many requests are read at the bandwidth, one is not
     found, few = [], np.array([1.0, 4.0, 16.0])
     for context in (16384.0, 32768.0, 65536.0):
-        cost = inf.engine_step_cost(arch, hw, engine, Layout.of(), typical_context=context)
-        exact = inf.decode_step_s(arch, hw, engine, Layout.of(), few, few * context)
+        cost = inf.engine_step_cost(Replica.of(arch, hw, engine, Layout.of()), typical_context=context)
+        exact = inf.decode_step_s(Replica.of(arch, hw, engine, Layout.of()), few, few * context)
         assert cost.decode_s(few, few * context) == pytest.approx(exact, rel=0.01)
         found.append(float(cost.decode_s(1.0, context)))
     assert found == sorted(found)
@@ -342,10 +347,10 @@ def test_one_long_request_takes_what_its_operators_take(name: str, device: str) 
 def test_ranks_that_hold_copies_of_the_attention_admit_for_themselves() -> None:
     layout = Layout.of(tensor_parallel=16, attention_data_parallel=[1, 16], expert_parallel=16)
     deepseek, h200 = load_architecture("DeepSeek-V3"), load_hardware("h200_sxm")
-    one, copies = max_running(deepseek, h200, VLLM, layout, 1024, 1024, gemm_dtype="fp8")
+    one, copies = max_running(Replica.of(deepseek, h200, VLLM, layout, "fp8"), 1024, 1024)
     assert one < VLLM.max_running < 8 * VLLM.max_running < copies <= 16 * VLLM.max_running
     sglang = load_engine_calibration("sglang")  # its limit is shared out
-    assert max_running(deepseek, h200, sglang, layout, 1024, 1024, gemm_dtype="fp8")[1] == sglang.max_running
+    assert max_running(Replica.of(deepseek, h200, sglang, layout, "fp8"), 1024, 1024)[1] == sglang.max_running
 
 
 def test_basis_says_what_is_extrapolated() -> None:
@@ -399,10 +404,9 @@ def test_measured_engine_memory(measured_data: Path) -> None:
             if row["model"] not in names:
                 continue
             name, dtype = names[row["model"]]
-            memory = engine_memory(
-                load_architecture(name), H100, VLLM, Layout.of(tensor_parallel=int(row["tp"])),
-                gemm_dtype=dtype, memory_fraction=float(row["gpu_mem_util"]),
-            )  # fmt: skip
+            layout = Layout.of(tensor_parallel=int(row["tp"]))
+            replica = Replica.of(load_architecture(name), H100, VLLM, layout, dtype)
+            memory = engine_memory(replica, memory_fraction=float(row["gpu_mem_util"]))
             measured = float(row["kv_cache_gib"])
             off = 0.7 if name == "gpt-oss-120b" else 0.4
             assert float(memory.kv_cache_bytes) / 2**30 == pytest.approx(measured, abs=off)

@@ -112,17 +112,17 @@ def test_a_new_kind_is_made_of_what_it_states(toys: Toys) -> None:
 
 def test_a_new_kind_reaches_the_engine(toys: Toys) -> None:
     plain, toy = toys
-    lines = {row.name: row.seconds for row in decode_breakdown(toy, H100, VLLM, ONE, 64, 64 * 4096.0)}
+    lines = {row.name: row.seconds for row in decode_breakdown(Replica.of(toy, H100, VLLM, ONE), 64, 64 * 4096.0)}
     scale = VLLM.at("h100_sxm", toy.family, toy.name, "bf16").overhead.kernel_scale
     bandwidth = H100.device.memory_bandwidth * H100.calibration.stream.small_memory
     each = H100.calibration.stream.small_fixed + 1e6 * 64 * 16 / bandwidth
     assert lines["memory read"] == pytest.approx(2 * scale * each, rel=1e-9)
     assert "memory projection" in lines
-    decode = [float(decode_step_s(a, H100, VLLM, ONE, 64, 64 * 4096.0)) for a in toys]
-    prefill = [float(prefill_s(a, H100, VLLM, ONE, 2, 4096)) for a in toys]
+    decode = [float(decode_step_s(Replica.of(a, H100, VLLM, ONE), 64, 64 * 4096.0)) for a in toys]
+    prefill = [float(prefill_s(Replica.of(a, H100, VLLM, ONE), 2, 4096)) for a in toys]
     assert decode[1] > decode[0] and prefill[1] > prefill[0]
     # only the full layers read more with a longer context; the table is read once a request
-    costs = [engine_step_cost(a, H100, VLLM, ONE) for a in toys]
+    costs = [engine_step_cost(Replica.of(a, H100, VLLM, ONE)) for a in toys]
     assert costs[1].decode_per_kv_token_s == pytest.approx(costs[0].decode_per_kv_token_s / 2.0, rel=1e-6)
     assert costs[1].decode_per_request_s > costs[0].decode_per_request_s + 2 * scale * 1e6 * 16 / bandwidth * 0.99
     eager = VLLM.model_copy(update={"cuda_graphs": False})
@@ -310,7 +310,7 @@ assert kind(mine).parameters == 2048 * 3 * 4096 + 4096 * 2048
 h100, vllm = load_hardware("h100_sxm", "dgx_h100"), load_engine_calibration("vllm")
 replica = Replica.of(mine, h100, vllm, Layout.of(tensor_parallel=2))
 assert float(kv_bytes_per_request(replica)) == 3 * 4.0 * 4096 * 64 / 2
-rows = decode_breakdown(mine, h100, vllm, Layout.of(), 8, 8e3)
+rows = decode_breakdown(Replica.of(mine, h100, vllm, Layout.of()), 8, 8e3)
 assert {"table", "full attention"} <= {row.name for row in rows}
 assert serving_basis(mine, h100, vllm).reasons == ("retention has no kernel table",)
 stages = predict_job(folder / "job.yaml").stages_s

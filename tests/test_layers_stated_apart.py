@@ -87,7 +87,7 @@ def test_latents_in_a_window_stop_growing() -> None:
     assert float(kv_bytes_per_request(_on_one(sliding))) == 1024 * each
 
     def seconds(arch: Architecture, kv: float) -> float:
-        lines = {row.name: row.seconds for row in decode_breakdown(arch, H100, VLLM, ONE, 8, 8 * kv)}
+        lines = {row.name: row.seconds for row in decode_breakdown(Replica.of(arch, H100, VLLM, ONE), 8, 8 * kv)}
         return float(lines["latent attention"])
 
     assert seconds(sliding, 1024.0) == seconds(latent, 1024.0)

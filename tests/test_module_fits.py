@@ -117,7 +117,10 @@ def test_tensor_parallelism_cuts_heads_and_copies_the_index() -> None:
 def test_residual_streams_cost_time_and_memory() -> None:
     arch = load_architecture("DeepSeek-V4-Flash")
     one = arch.model_copy(update={"residual_streams": 1})
-    lines = {row.name: row.seconds for row in decode_breakdown(arch, H100, VLLM, Layout.of(tensor_parallel=8), 64, 6e4)}
+    lines = {
+        row.name: row.seconds
+        for row in decode_breakdown(Replica.of(arch, H100, VLLM, Layout.of(tensor_parallel=8)), 64, 6e4)
+    }
     assert lines["hyper-connections"] > 0
     kept, plain = (float(layer_activations(each, Layout.of()).boundary) for each in (arch, one))
     assert kept == 4 * plain
@@ -173,7 +176,7 @@ def test_a_scan_over_prompts_leaves_l2() -> None:
 
 def test_convolutions_as_timed_stand_beside_the_recurrence() -> None:
     arch = load_architecture("Qwen3-Next-80B-A3B")
-    lines = {row.name: row.seconds for row in decode_breakdown(arch, H100, VLLM, Layout.of(), 256, 6e4)}
+    lines = {row.name: row.seconds for row in decode_breakdown(Replica.of(arch, H100, VLLM, Layout.of()), 256, 6e4)}
     fit = scan_fit(H100, "gated_delta convolution", "generation", "vllm")
     assert fit is not None and fit.timed_on is None
     each = float(convolved_with(H100.device, fit, 256.0, 1.0, 8192.0, 4.0))

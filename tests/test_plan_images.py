@@ -10,6 +10,7 @@ from rlperf.api import predict_job
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.layers.vision import Images, encode_s_per_token, vision_prefill_s
+from rlperf.cost.replica import Replica
 from rlperf.frameworks.export import export_run
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
@@ -87,7 +88,9 @@ def test_encoding_grows_with_the_share_and_is_paid_where_tokens_are_prefilled() 
         encode_s_per_token(H100, None, Images(1.0, 256.0), 1.0) == 0.0 == encode_s_per_token(H100, VL.vision, None, 1.0)
     )
     engine = load_engine_calibration("vllm")
-    bare, seeing = (engine_step_cost(VL, H100, engine, Layout.of(), images=i) for i in (None, Images(1.0, 256.0)))
+    bare, seeing = (
+        engine_step_cost(Replica.of(VL, H100, engine, Layout.of()), images=i) for i in (None, Images(1.0, 256.0))
+    )
 
     def prefill(cost: EngineStepCost) -> float:
         return float(cost.engine_step_s(4.0, 4000.0, 512.0, 0.0, 1.0))

@@ -9,6 +9,7 @@ from rlperf.cost import serving
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.replica import Replica
 from rlperf.cost.serving import Load
 from rlperf.layout import Layout
 from rlperf.sim.rollout import EngineOptions, Trajectories, simulate_replica
@@ -50,7 +51,7 @@ def by_events(cost: EngineStepCost, rate: float, isl: int, osl: int, chunked: bo
 def test_first_tokens_of_random_arrivals_are_those_of_events(
     rate: float, isl: int, osl: int, within: float, chunked: bool, look_ahead: bool
 ) -> None:
-    cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2)
+    cost = engine_step_cost(Replica.of(LLAMA, H100, VLLM, Layout.of()), typical_context=isl + osl / 2)
     closed = serving.open_loop(cost, rate, Load(isl, osl, chunked=chunked, look_ahead=look_ahead))
     events = by_events(cost, rate, isl, osl, chunked, look_ahead)
     assert float(closed.ttft_s) == pytest.approx(events, rel=within)
@@ -60,7 +61,7 @@ def test_first_tokens_of_random_arrivals_are_those_of_events(
 def test_all_that_arrive_while_a_request_decodes_stand_in_its_way(chunked: bool) -> None:
     """At half load two requests are there, and counting the other alone told 24 % too little."""
     rate, n = 3.0, 8000
-    cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=4128.0)
+    cost = engine_step_cost(Replica.of(LLAMA, H100, VLLM, Layout.of()), typical_context=4128.0)
     requests = Trajectories.of(np.full(n, 4096), np.full(n, 64), arrival_s=arrivals(rate, n))
     limits = EngineLimits(kv_tokens=np.inf, max_running=1024, chunked_prefill=chunked, prefix_caching=False)
     line = simulate_replica(requests, cost, limits, options=EngineOptions(async_scheduling=False))
@@ -87,7 +88,7 @@ def test_all_that_arrive_while_a_request_decodes_stand_in_its_way(chunked: bool)
 def test_first_tokens_of_clients_that_begin_at_once_are_those_of_events(
     clients: int, isl: int, osl: int, most: int, chunked: bool, look_ahead: bool
 ) -> None:
-    cost, each = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2), 10
+    cost, each = engine_step_cost(Replica.of(LLAMA, H100, VLLM, Layout.of()), typical_context=isl + osl / 2), 10
     random = np.random.default_rng(5)
     drawn = [random.integers(int(0.8 * size), size + 1, each * clients) for size in (isl, osl)]
     limits = EngineLimits(kv_tokens=np.inf, max_running=most, chunked_prefill=chunked, prefix_caching=False)
@@ -104,7 +105,7 @@ def test_first_tokens_of_clients_that_begin_at_once_are_those_of_events(
 
 @pytest.mark.parametrize(("isl", "osl", "most", "over"), [(2000, 100, 64, 1.5), (500, 200, 128, 2.0)])
 def test_first_tokens_beyond_capacity_wait_as_in_events(isl: int, osl: int, most: int, over: float) -> None:
-    cost, sent = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2), 2000
+    cost, sent = engine_step_cost(Replica.of(LLAMA, H100, VLLM, Layout.of()), typical_context=isl + osl / 2), 2000
     load = Load(isl, osl, max_running=most)
     rate = over * float(serving.closed_loop(cost, most, load).output_tokens_per_s) / osl
     requests = Trajectories.of(np.full(sent, isl), np.full(sent, osl), arrival_s=arrivals(rate, sent))
@@ -161,7 +162,7 @@ def test_prompts_beyond_the_budget_wait_for_their_first_token_and_for_no_other()
     ],
 )
 def test_a_queue_empties_as_in_events(sent: int, isl: int, osl: int, most: int, chunked: bool) -> None:
-    cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=isl + osl / 2)
+    cost = engine_step_cost(Replica.of(LLAMA, H100, VLLM, Layout.of()), typical_context=isl + osl / 2)
     limits = EngineLimits(kv_tokens=np.inf, max_running=most, chunked_prefill=chunked, prefix_caching=False)
     line = run_events(Trajectories.of(np.full(sent, isl), np.full(sent, osl)), cost, limits, EngineOptions())
     found = serving.queue_of(cost, sent, Load(isl, osl, max_running=most, chunked=chunked))
@@ -189,13 +190,13 @@ def test_first_token_by_hand() -> None:
 
 
 def test_prefill_first_makes_the_first_token_earlier_and_the_others_later() -> None:
-    cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=2000)
+    cost = engine_step_cost(Replica.of(LLAMA, H100, VLLM, Layout.of()), typical_context=2000)
     mixed, first = (serving.open_loop(cost, 6.0, Load(2000, 300, chunked=chunked)) for chunked in (True, False))
     assert float(first.ttft_s) < float(mixed.ttft_s) and float(first.tpot_s) > float(mixed.tpot_s)
 
 
 def test_the_front_end_delays_the_first_token_alone() -> None:
-    cost = engine_step_cost(LLAMA, H100, VLLM, Layout.of(), typical_context=600)
+    cost = engine_step_cost(Replica.of(LLAMA, H100, VLLM, Layout.of()), typical_context=600)
     inside = serving.open_loop(cost, 4.0, Load(500, 200))
     outside = inside.behind(0.005)
     assert float(outside.ttft_s - inside.ttft_s) == pytest.approx(0.005)
@@ -205,7 +206,7 @@ def test_the_front_end_delays_the_first_token_alone() -> None:
 def test_engines_set_themselves_smaller_limits_on_small_devices() -> None:
     found = {}
     for name in ("h100_sxm", "a100_80g_sxm", "l40s"):
-        limits = engine_limits(LLAMA, load_hardware(name), VLLM, Layout.of())
+        limits = engine_limits(Replica.of(LLAMA, load_hardware(name), VLLM, Layout.of()))
         found[name] = (limits.token_budget, limits.max_running)
     assert found == {"h100_sxm": (8192, 1024), "a100_80g_sxm": (2048, 256), "l40s": (2048, 256)}
 

@@ -53,7 +53,7 @@ ROOMY = EngineLimits(kv_tokens=np.inf, max_running=64)
 @cache
 def plain(model: str = "Qwen3-8B", device: str = "h100_sxm") -> EngineStepCost:
     return engine_step_cost(
-        load_architecture(model), load_hardware(device), load_engine_calibration("vllm"), Layout.of()
+        Replica.of(load_architecture(model), load_hardware(device), load_engine_calibration("vllm"), Layout.of())
     )
 
 
@@ -113,9 +113,9 @@ def with_engine(word: str, **changes: Any) -> tuple[EngineStepCost, EngineStepCo
     """Cost of Qwen3-8B on one H100 without and with drafts, all of them accepted, by a vLLM that is set otherwise."""
     wanted, engine = DraftSetting.parse(word), load_engine_calibration("vllm").model_copy(update=changes)
     assert wanted is not None
-    named = load_architecture("Qwen3-8B"), load_hardware("h100_sxm"), engine, Layout.of()
-    cost, certain = engine_step_cost(*named), Yield((1.0,) * (wanted.most + 1), 0.0)
-    return cost, speculating(cost, Replica.of(*named), wanted, certain)
+    replica = Replica.of(load_architecture("Qwen3-8B"), load_hardware("h100_sxm"), engine, Layout.of())
+    cost, certain = engine_step_cost(replica), Yield((1.0,) * (wanted.most + 1), 0.0)
+    return cost, speculating(cost, replica, wanted, certain)
 
 
 def test_a_verification_beyond_the_largest_graph_is_issued_layer_by_layer() -> None:
@@ -295,7 +295,7 @@ def test_published_gains_of_serving_follow_from_the_accepted_length(
     architecture, hw, engine = load_architecture(model), load_hardware(device), load_engine_calibration("vllm")
     layout, wanted = Layout.of(tensor_parallel=8), DraftSetting.parse(word)
     assert wanted is not None
-    without = engine_step_cost(architecture, hw, engine, layout, gemm_dtype="fp8")
+    without = engine_step_cost(Replica.of(architecture, hw, engine, layout, "fp8"))
     with_ = speculating(without, Replica.of(architecture, hw, engine, layout, "fp8"), wanted, Yield((1.0, length), 0.0))
     keys = running * 1500.0
     assert float(without.decode_s(running, keys) / with_.decode_s(running, keys)) == pytest.approx(published, rel=0.12)

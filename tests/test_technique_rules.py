@@ -37,7 +37,9 @@ EIGHT = Layout.of(tensor_parallel=8)
 
 @cache
 def plain(model: str, device: str, engine: str) -> EngineStepCost:
-    return engine_step_cost(load_architecture(model), load_hardware(device), load_engine_calibration(engine), EIGHT)
+    return engine_step_cost(
+        Replica.of(load_architecture(model), load_hardware(device), load_engine_calibration(engine), EIGHT)
+    )
 
 
 @cache
@@ -113,9 +115,7 @@ def test_narrow_weights_and_caches_never_need_more_memory(
     architecture = load_architecture(model)
 
     def held(gemm: str, cache_dtype: str) -> tuple[float, float]:
-        found = engine_memory(
-            architecture, hw, engine, layout, gemm_dtype=gemm, kv_dtype=cache_dtype, memory_fraction=fraction
-        )
+        found = engine_memory(Replica.of(architecture, hw, engine, layout, gemm, cache_dtype), memory_fraction=fraction)
         return float(found.weights_bytes), float(found.kv_tokens)
 
     (wide, few), (narrow, many), (_, most) = held("bf16", kv), held("fp8", kv), held("fp8", "fp8")

@@ -13,7 +13,7 @@ from rlperf.calibrate.trainers.costs import Knob, descend, write_trainer
 from rlperf.calibrate.trainers.rows import digest, read_training_rows
 from rlperf.calibrate.trainers.timing_fits import BACKENDS, JUDGED, SOURCE, fit_rows, shipped
 from rlperf.errors import SpecError
-from rlperf.specs.calibration import calibration_names
+from rlperf.specs.calibration_files import calibration_names
 from rlperf.specs.profiles import load_device
 from rlperf.specs.trainer_calibration import load_trainer
 

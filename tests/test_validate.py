@@ -23,6 +23,7 @@ from rlperf.calibrate.validate_inference import LOOP, TOLD_AGAIN
 from rlperf.cli.main import run
 from rlperf.cli.validate import text_of
 from rlperf.cost.inference import decode_step_s, engine_step_cost
+from rlperf.cost.replica import Replica
 from rlperf.cost.roofline import gemm_s
 from rlperf.errors import SpecError
 from rlperf.layout import Layout
@@ -252,10 +253,8 @@ def test_rows_are_fitted_and_predicted_with_the_same_cost(tmp_path: Path) -> Non
     for row in read_table(path):
         case = case_of(row)
         added, _ = CostTable().cost(case)
-        direct = engine_step_cost(
-            case.arch, case.hardware, case.engine, case.layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
-            typical_context=case.isl + case.osl / 2.0,
-        )  # fmt: skip
+        replica = Replica.of(case.arch, case.hardware, case.engine, case.layout, case.gemm_dtype, case.kv_dtype)
+        direct = engine_step_cost(replica, typical_context=case.isl + case.osl / 2.0)
         for running in (1.0, 64.0):
             context = running * 8192.0
             assert float(added.decode_s(running, context)) == pytest.approx(float(direct.decode_s(running, context)))
@@ -364,7 +363,9 @@ def test_an_engine_is_fitted_on_whole_configurations(tmp_path: Path) -> None:
     for tensor in (1, 2, 4, 8):
         for index, osl in enumerate((100, 1000, 4000)):
             context = 1000 + osl / 2
-            truth = float(decode_step_s(arch, hw, slow, Layout.of(tensor_parallel=tensor), 1, context)) * 1e3
+            truth = (
+                float(decode_step_s(Replica.of(arch, hw, slow, Layout.of(tensor_parallel=tensor)), 1, context)) * 1e3
+            )
             rows.append(served_row(row_id=f"r{tensor}_{index}", tensor_parallel=tensor, n_gpus=tensor,
                                    mode="single_stream", osl=osl, measured_tpot_ms=truth))  # fmt: skip
     served = read_table(table(tmp_path, *rows))

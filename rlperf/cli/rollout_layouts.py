@@ -14,6 +14,7 @@ import numpy as np
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.replica import Replica
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rollout import EngineOptions, StepCensus, Trajectories, take_census
 from rlperf.sim.rollout.routing import route
@@ -56,9 +57,9 @@ class EngineLayout:
         """Cost of an engine_step, limits of one replica and how it schedules, by the shipped calibrations."""
         arch, hardware = load_architecture(self.architecture), load_hardware(self.device)
         engine, layout = load_engine_calibration(ENGINE), Layout.of(tensor_parallel=self.tensor_parallel)
-        limits = engine_limits(arch, hardware, engine, layout)
-        limits = replace(limits, max_running=self.max_running)
-        return engine_step_cost(arch, hardware, engine, layout), limits, EngineOptions.of(engine)
+        replica = Replica.of(arch, hardware, engine, layout)
+        limits = replace(engine_limits(replica), max_running=self.max_running)
+        return engine_step_cost(replica), limits, EngineOptions.of(engine)
 
 
 LAYOUTS = (

@@ -12,10 +12,7 @@ from rlperf.cost.layers import stack_of
 from rlperf.cost.parameters import embedding_parameters, routed_parameters, tower_parameters
 from rlperf.cost.replica import Replica
 from rlperf.cost.roofline import Array, as_float
-from rlperf.layout import FloatArray, Layout
-from rlperf.specs.architecture import Architecture
-from rlperf.specs.engine_calibration import EngineCalibration
-from rlperf.specs.hardware import Hardware
+from rlperf.layout import FloatArray
 
 
 @dataclass(frozen=True)
@@ -97,21 +94,13 @@ def request_bytes(replica: Replica, tokens: Array) -> FloatArray:
 
 
 def engine_memory(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    layout: Layout,
-    *,
-    gemm_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-    memory_fraction: Array | None = None,
-    cuda_graphs: bool | None = None,
+    replica: Replica, *, memory_fraction: Array | None = None, cuda_graphs: bool | None = None
 ) -> EngineMemory:
     """Memory of one device and cache capacity of the replica.
 
     Parameters
     ----------
-    layout : any shape
+    replica : of a layout of any shape
     memory_fraction : share of the device's memory that the engine may take; default: the engine's own
 
     Notes
@@ -120,62 +109,39 @@ def engine_memory(
     free (`fraction_of_free`), fraction x (memory - weights - ...). The constants of the last three come from start-up
     breakdowns of vLLM (see the engine's profile).
     """
-    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
-    memory = engine.memory
+    engine, device, memory = replica.engine, replica.hw.device, replica.engine.memory
     graphs = engine.cuda_graphs if cuda_graphs is None else cuda_graphs
     fraction = engine.memory_fraction if memory_fraction is None else as_float(memory_fraction)
     weights = weight_bytes(replica)
     # logits of a full batch of 1,024 requests, about ten copies in fp32 while they are sampled, whatever the experts
-    activation = np.full_like(weights, memory.activation_per_word * arch.vocab)
-    activation = np.minimum(activation, 0.1 * hw.device.usable_memory)  # small cards profile with smaller budgets
+    activation = np.full_like(weights, memory.activation_per_word * replica.arch.vocab)
+    activation = np.minimum(activation, 0.1 * device.usable_memory)  # small cards profile with smaller budgets
     captured = np.full_like(weights, memory.graphs if graphs else 0.0)
     other = memory.non_torch + np.where(replica.tensor * replica.pipeline > 1.0, memory.non_torch_parallel, 0.0)
     taken = weights + activation + captured + other
-    whole = hw.device.usable_memory
+    whole = device.usable_memory
     cache = np.maximum(fraction * (whole - taken) if engine.fraction_of_free else fraction * whole - taken, 0.0)
     per_token = np.maximum(kv_bytes_per_token(replica), 1e-9)
     return EngineMemory(weights, activation, captured, other, cache, cache / per_token * replica.attention_data)
 
 
-def max_running(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    layout: Layout,
-    isl: Array,
-    osl: Array,
-    *,
-    gemm_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-) -> FloatArray:
+def max_running(replica: Replica, isl: Array, osl: Array) -> FloatArray:
     """Requests of ``isl`` + ``osl`` tokens that a replica runs at once [1].
 
     The cache over what a request holds on average, isl + osl / 2 (all of isl + osl where the engine reserves it),
     at most the engine's own limit, that of each rank where ranks admit; 0 where the weights do not fit.
     """
-    memory = engine_memory(arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype)
-    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    memory, engine = engine_memory(replica), replica.engine
     held = as_float(isl) + as_float(osl) * (1.0 if engine.reserves_output else 0.5)
     fit = memory.kv_cache_bytes / np.maximum(request_bytes(replica, held), 1.0) * replica.attention_data
     admitting = replica.attention_data if engine.ranks_admit else 1.0
-    return np.minimum(np.floor(fit), float(engine.on(hw.device).max_running) * admitting)
+    return np.minimum(np.floor(fit), float(engine.on(replica.hw.device).max_running) * admitting)
 
 
-def engine_limits(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    layout: Layout,
-    *,
-    gemm_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-    memory_fraction: float | None = None,
-) -> EngineLimits:
+def engine_limits(replica: Replica, *, memory_fraction: float | None = None) -> EngineLimits:
     """What bounds the running batch of one replica of a scalar layout, for the rollout simulator."""
-    memory = engine_memory(
-        arch, hw, engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, memory_fraction=memory_fraction
-    )
-    engine = engine.on(hw.device)
+    memory = engine_memory(replica, memory_fraction=memory_fraction)
+    engine = replica.engine.on(replica.hw.device)
     return EngineLimits(
         kv_tokens=float(memory.kv_tokens),
         max_running=engine.max_running,

@@ -12,7 +12,7 @@ from rlperf.cost.layers.vision import Images, encode_s_per_token
 from rlperf.cost.operators import decode_operators, head_operators, prefill_operators, token_operators
 from rlperf.cost.replica import BEST_BANDWIDTH, Operator, Replica, in_engine, total, total_in_engine
 from rlperf.cost.roofline import Array, as_float
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
@@ -73,48 +73,27 @@ def padded(engine: EngineCalibration, running: Array) -> FloatArray:
     return np.where((x > 0) & (index < len(buckets)), buckets[np.minimum(index, len(buckets) - 1)], x)
 
 
-def decode_step_s(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    layout: Layout,
-    running: Array,
-    kv_tokens: Array,
-    gemm_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-) -> FloatArray:
+def decode_step_s(replica: Replica, running: Array, kv_tokens: Array) -> FloatArray:
     """Seconds of an engine_step in which ``running`` requests of a replica decode one token each.
 
     Parameters
     ----------
-    layout : tensor, pipeline, expert and attention-data parallel of the engine; any shape
+    replica : of a layout of any shape
     running : requests of the replica [1], broadcasts with the layout
     kv_tokens : cached tokens of all of them together [tokens]
-    gemm_dtype, kv_dtype : of the weights and of the cache
 
     Returns
     -------
     seconds [s]: host + scale x (operators of tokens + attention)
     """
-    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
-    batch = padded(engine, running)
-    engine, scale = replica.engine, replica.engine.overhead.kernel_scale
+    engine, arch = replica.engine, replica.arch
+    batch, scale = padded(engine, running), engine.overhead.kernel_scale
     device = total_in_engine(token_operators(replica, batch, batch), scale)
     device = device + total_in_engine(decode_operators(replica, running, kv_tokens), scale)
-    return host_s(engine, hw, arch, replica.scheduled(running)) + np.maximum(device, eager_s(engine, arch))
+    return host_s(engine, replica.hw, arch, replica.scheduled(running)) + np.maximum(device, eager_s(engine, arch))
 
 
-def prefill_s(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    layout: Layout,
-    requests: Array,
-    query_tokens: Array,
-    kv_tokens: Array | None = None,
-    gemm_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-) -> FloatArray:
+def prefill_s(replica: Replica, requests: Array, query_tokens: Array, kv_tokens: Array | None = None) -> FloatArray:
     """Seconds to prefill ``requests`` prompts in one engine_step.
 
     Parameters
@@ -122,15 +101,14 @@ def prefill_s(
     query_tokens : new tokens of each [tokens]
     kv_tokens : visible tokens of each, cached prefix included [tokens]; default: the new ones
     """
-    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
     q = as_float(query_tokens)
     k = q if kv_tokens is None else as_float(kv_tokens)
-    engine, scale = replica.engine, replica.engine.overhead.kernel_scale
+    engine, arch, scale = replica.engine, replica.arch, replica.engine.overhead.kernel_scale
     device = total_in_engine(token_operators(replica, as_float(requests) * q, requests), scale)
     device = device + total_in_engine(prefill_operators(replica, requests, q, k), scale)
     layers = np.interp(as_float(requests) * q, TOKEN_POINTS, uncaptured_layers(engine, arch))
     issued = np.maximum(eager_s(engine, arch), engine.overhead.uncaptured * layers)
-    return host_s(engine, hw, arch, replica.scheduled(requests)) + np.maximum(device, issued)
+    return host_s(engine, replica.hw, arch, replica.scheduled(requests)) + np.maximum(device, issued)
 
 
 @dataclass(frozen=True)
@@ -170,20 +148,10 @@ def breakdown(operators: list[Operator], scale: float = 1.0, host: float = 0.0) 
     return rows
 
 
-def decode_breakdown(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    layout: Layout,
-    running: float,
-    kv_tokens: float,
-    gemm_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-) -> list[OperatorRow]:
+def decode_breakdown(replica: Replica, running: float, kv_tokens: float) -> list[OperatorRow]:
     """Operators of one decode engine_step of a scalar layout; their seconds add up to `decode_step_s`."""
-    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
-    batch = padded(engine, running)
     engine = replica.engine
+    batch = padded(engine, running)
     operators = token_operators(replica, batch, batch) + decode_operators(replica, running, kv_tokens)
     return breakdown(operators, engine.overhead.kernel_scale, _host_of(replica, running, operators))
 
@@ -226,18 +194,9 @@ def _batch(replica: Replica) -> float:
 
 
 def engine_step_cost(
-    arch: Architecture,
-    hw: Hardware,
-    engine: EngineCalibration,
-    layout: Layout,
-    *,
-    gemm_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-    typical_context: float = 4096.0,
-    images: Images | None = None,
+    replica: Replica, *, typical_context: float = 4096.0, images: Images | None = None
 ) -> EngineStepCost:
-    """Tabulate one scalar layout for the rollout simulator; parameters are those of `tabulated` and `Replica.of`."""
-    replica = Replica.of(arch, hw, engine, layout, gemm_dtype, kv_dtype)
+    """Tabulate a replica of a scalar layout for the rollout simulator; parameters are those of `tabulated`."""
     return tabulated(replica, ByTokens.of(replica), typical_context=typical_context, images=images)
 
 

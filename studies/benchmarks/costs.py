@@ -14,6 +14,7 @@ import numpy as np
 
 from rlperf.cost.batching import Microbatches
 from rlperf.cost.inference import decode_step_s
+from rlperf.cost.replica import Replica
 from rlperf.cost.trainer.memory import trainer_memory
 from rlperf.cost.trainer.update import training_update
 from rlperf.layout import Layout
@@ -84,7 +85,7 @@ def decode() -> int:
     )
     running = np.arange(1, 257, dtype=np.float64)[None, :, None]
     context = np.linspace(128, 32768, 1000)[None, None, :]
-    return int(decode_step_s(arch, hw, engine, layout, running, running * context).size)
+    return int(decode_step_s(Replica.of(arch, hw, engine, layout), running, running * context).size)
 
 
 def import_seconds() -> float:

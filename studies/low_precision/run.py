@@ -26,6 +26,7 @@ from rlperf.calibrate.validate import predictor
 from rlperf.cost.engine_memory import engine_memory
 from rlperf.cost.engine_step import EngineLimits
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.replica import Replica
 from rlperf.layout import FloatArray, Layout
 from rlperf.sim.rl_step.overheads import engine_in_framework
 from rlperf.sim.rollout.closed_form import take_census
@@ -181,8 +182,8 @@ def rollouts(cases: Iterable[RolloutCase] = ROLLOUTS) -> list[Found]:
 def _rollout_s(name: str, work: Trajectories, tensor: int, fraction: float, dtype: str) -> float:
     architecture, hardware, engine = load_architecture(name), load_hardware("h100_sxm"), load_engine_calibration("vllm")
     layout = Layout.of(tensor_parallel=tensor)
-    memory = engine_memory(architecture, hardware, engine, layout, gemm_dtype=dtype, memory_fraction=fraction)
-    cost = engine_step_cost(architecture, hardware, engine, layout, gemm_dtype=dtype)
+    memory = engine_memory(Replica.of(architecture, hardware, engine, layout, dtype), memory_fraction=fraction)
+    cost = engine_step_cost(Replica.of(architecture, hardware, engine, layout, dtype))
     cost = engine_in_framework(cost, load_framework_calibration("verl"))
     limits = EngineLimits(kv_tokens=float(np.asarray(memory.kv_tokens).item()), max_running=engine.max_running)
     return float(take_census(work, limits).makespan_s(cost))

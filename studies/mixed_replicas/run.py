@@ -14,6 +14,7 @@ import numpy as np
 
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.replica import Replica
 from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rollout import ReplicaCosts, Trajectories, simulate_rollout
 from rlperf.specs.engine_calibration import load_engine_calibration
@@ -42,7 +43,11 @@ class Case:
         arch, hw = load_architecture(self.architecture), load_hardware("h100_sxm")
         vllm, layout = load_engine_calibration("vllm"), Layout.of(tensor_parallel=degree)
         return [
-            ReplicaCosts(engine_step_cost(arch, hw, vllm, layout), engine_limits(arch, hw, vllm, layout), degree)
+            ReplicaCosts(
+                engine_step_cost(Replica.of(arch, hw, vllm, layout)),
+                engine_limits(Replica.of(arch, hw, vllm, layout)),
+                degree,
+            )
         ] * count
 
 

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.replica import Replica
 from rlperf.layout import Layout
 from rlperf.sim.rollout import (
     GroupSource,
@@ -46,7 +47,7 @@ def engine(tensor_parallel: int) -> tuple[EngineStepCost, EngineLimits]:
     """Qwen2.5-7B on H100 with vLLM's defaults."""
     arch, hw, vllm = load_architecture("Qwen2.5-7B"), load_hardware("h100_sxm"), load_engine_calibration("vllm")
     layout = Layout.of(tensor_parallel=tensor_parallel)
-    return engine_step_cost(arch, hw, vllm, layout), engine_limits(arch, hw, vllm, layout)
+    return engine_step_cost(Replica.of(arch, hw, vllm, layout)), engine_limits(Replica.of(arch, hw, vllm, layout))
 
 
 def math_lengths(prompts: int, group: int, seed: int = 0) -> Trajectories:

@@ -15,6 +15,7 @@ from rlperf.cost.collectives import reaches_peers
 from rlperf.cost.engine_memory import engine_limits
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.cost.inference import engine_step_cost
+from rlperf.cost.replica import Replica
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import Layout
 from rlperf.sim.rollout import EngineOptions, simulate_replica
@@ -148,17 +149,13 @@ def _setup(log: RequestLog) -> ReplaySetup:
     final = log.trajectories.final_tokens
 
     def cost_on(machine: Hardware) -> EngineStepCost:
-        return engine_step_cost(
-            arch, machine, engine, layout,
-            gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, typical_context=float(final.mean()),
-        )  # fmt: skip
+        replica = Replica.of(arch, machine, engine, layout, gemm_dtype, kv_dtype)
+        return engine_step_cost(replica, typical_context=float(final.mean()))
 
     machine = _machine(hardware, log, int(layout.tensor_parallel.max()) * settings.pipeline, assumed)
     cost = cost_on(machine)
-    usual = engine_limits(
-        arch, hardware, engine, layout,
-        gemm_dtype=gemm_dtype, kv_dtype=kv_dtype, memory_fraction=settings.memory_fraction,
-    )  # fmt: skip
+    served = Replica.of(arch, hardware, engine, layout, gemm_dtype, kv_dtype)
+    usual = engine_limits(served, memory_fraction=settings.memory_fraction)
     if not settings.kv_tokens:
         assumed.append("cache size (from the device's memory and the engine's profile)")
     ranks = int(layout.attention_data_parallel.max())

@@ -145,7 +145,7 @@ def _copies(case: ServingCase) -> int | Guess[int]:
             break
         layout = Layout.of(tensor_parallel=tensor, attention_data_parallel=copies, expert_parallel=tensor)
         memory = engine_memory(
-            case.arch, case.hardware, case.engine, layout, gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype
+            Replica.of(case.arch, case.hardware, case.engine, layout, case.gemm_dtype, case.kv_dtype)
         )
         if bool(memory.fits):
             return Guess(copies, "holds the weights")
@@ -347,11 +347,8 @@ class CostTable:
             if where not in self._by_tokens:
                 self._by_tokens[where] = ByTokens.of(replica)
             cost = tabulated(replica, self._by_tokens[where], typical_context=case.isl + case.osl / 2.0)
-            slots = max_running(
-                case.arch, case.hardware, engine, case.layout, case.isl, case.osl,
-                gemm_dtype=case.gemm_dtype, kv_dtype=case.kv_dtype,
-            )  # fmt: skip
-            self._costs[key] = (cost.behind_prefix(case.cached), float(slots))
+            slots = float(max_running(replica, case.isl, case.osl))
+            self._costs[key] = (cost.behind_prefix(case.cached), slots)
         return self._costs[key]
 
 

@@ -69,7 +69,7 @@ def told_gain(row: Row, known: SpeculationCalibration) -> ToldGain:
     SpecError : what served it is not known
     """
     served, framework = served_of(row), framework_of(row)
-    plain = engine_step_cost(served.arch, served.hw, served.engine, served.layout, gemm_dtype=served.gemm_dtype)
+    plain = engine_step_cost(served.replica)
     if framework is not None:
         plain = engine_in_framework(plain, framework, schedulers=float(np.max(served.replica.attention_data)))
     slots = slots_of(served.engine, framework)

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.parameters import active_parameters, pair_flop
+from rlperf.cost.replica import Replica
 from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.trainer.update import TrainingCost
 from rlperf.layout import Layout
@@ -57,10 +58,9 @@ def rollout_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
         running = max(float(weights @ seg.running[~mixed]), 1.0)
         keys = float(weights @ (seg.keys[~mixed] / np.maximum(seg.steps[~mixed], 1)))
         layout = Layout.of_values(pool.layout).with_(data_parallel=[1]).take(0)
-        lines = decode_breakdown(
-            task.architecture, context.rollout_hardware, context.engine, layout, running, keys,
-            pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16",
-        )  # fmt: skip
+        dtypes = pool.settings.rollout_dtype or "bf16", pool.settings.kv_dtype or "bf16"
+        replica = Replica.of(task.architecture, context.rollout_hardware, context.engine, layout, *dtypes)
+        lines = decode_breakdown(replica, running, keys)
         # the host's share is the engine's and the framework's together, which the breakdown does not know
         host = steps * evaluation.cost.host_s + evaluation.cost.host_per_request_s * float(
             (seg.running * seg.steps)[~mixed].sum()

@@ -161,11 +161,8 @@ def replica_memory(
 ) -> ReplicaMemory:
     """Memory of engines at a memory fraction; what a request holds whatever its length is taken off the cache first."""
     gemm_dtype, kv_dtype = settings.rollout_dtype, settings.kv_dtype
-    found = engine_memory(
-        architecture, site.rollout_hardware, site.engine, layout, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype,
-        memory_fraction=fraction, cuda_graphs=settings.cuda_graphs,
-    )  # fmt: skip
     replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, gemm_dtype, kv_dtype)
+    found = engine_memory(replica, memory_fraction=fraction, cuda_graphs=settings.cuda_graphs)
     held = running / replica.attention_data * kv_bytes_per_request(replica)
     weights, per_token = found.weights_bytes, np.ones(())
     wanted = DraftSetting.parse(settings.speculation)

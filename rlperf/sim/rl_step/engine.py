@@ -66,13 +66,13 @@ def tabulate(
         shape = row.with_(data_parallel=1).to_dict().values()
         key = (*shape, float(batches), gemm_dtype, kv_dtype, backend, *drafts)
         if key not in tables:
-            served = architecture, site.rollout_hardware, site.engine, row, gemm_dtype, kv_dtype
-            replica = EngineReplica.of(*served, batches)
+            hardware, engine = site.rollout_hardware, site.engine
+            replica = EngineReplica.of(architecture, hardware, engine, row, gemm_dtype, kv_dtype, batches)
             cost = tabulated(replica, ByTokens.of(replica), images=images, scores_prompts=site.scores_prompts)
             adapters = adapter_seconds(framework, architecture, site.engine) if site.adapter_rank else (0.0, 0.0)
             schedulers = float(np.max(replica.attention_data))
             plain = engine_in_framework(_with_jobs(cost, site, architecture, row), framework, adapters, schedulers)
-            whole = _with_speculation(plain, site, architecture, settings, row, batches)
+            whole = _with_speculation(plain, site, replica, settings)
             tables[key] = whole.scaled(framework.factors.rollout)
         costs.append(tables[key])
     return tuple(costs)
@@ -103,16 +103,12 @@ def _with_jobs(cost: EngineStepCost, site: Site, architecture: Architecture, lay
     return replace(cost, linear_s=cost.linear_s + more_s, mixed_linear_s=mixed)
 
 
-def _with_speculation(
-    cost: EngineStepCost, site: Site, architecture: Architecture, settings: Settings, layout: Layout,
-    batches: FloatArray,
-) -> EngineStepCost:  # fmt: skip
+def _with_speculation(cost: EngineStepCost, site: Site, replica: EngineReplica, settings: Settings) -> EngineStepCost:
     """The cost with the tokens that the pool's settings draft."""
     wanted = DraftSetting.parse(settings.speculation)
     if wanted is None:
         return cost
-    dtypes = settings.rollout_dtype, settings.kv_dtype
-    replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, *dtypes, batches)
+    architecture = replica.arch
     far = wanted.method != "mtp" or sees_far(architecture.family, architecture.prediction_layers)
     keeps_up = settings.draft_training or not site.policy_moves
     yields = load_speculation().tokens(wanted, settings.draft_acceptance, keeps_up, far)

@@ -22,7 +22,7 @@ from rlperf.specs.reader import as_path
 from rlperf.specs.step_log import StepLog
 from rlperf.specs.writer import write_atomic
 from rlperf.told import Tell
-from rlperf.workload.writers import write_workload
+from rlperf.workload.tables import write_table
 
 Files = Path | str | Sequence[Path | str]
 
@@ -72,7 +72,7 @@ def audit_config(
             cap = imported.run.batch.max_response_tokens or 1 << 40
             updates = imported.run.updates
             table = read_rollouts([rollouts], tokenizer=tokenizer, max_response_tokens=cap, updates=updates)
-            workload = str(write_workload(table, Path(scratch) / "lengths.json"))
+            workload = str(write_table(table, Path(scratch) / "lengths.parquet"))  # states the cap, and turns
         folder = folder_of(listed(config)[0])
         found = audit(
             imported, cluster=cluster, workload=workload, log=steps, facts=facts, plan=plan, folder=folder,

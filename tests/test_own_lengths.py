@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import rlperf
 from rlperf.cli.workload import app
+from rlperf.plan.compare import job_of_plan
 from rlperf.report.plan_html import plan_page
 from rlperf.report.plan_text import markdown, print_plan
 from rlperf.workload import read_recording
@@ -104,3 +105,21 @@ def test_a_warning_stands_before_the_layout(tmp_path: Path, undrawn: None) -> No
     for text in (screen.getvalue(), markdown(plan), plan_page(plan)):
         assert text.count("of responses are cut at 1,024") == 1
         assert text.index("of responses are cut at 1,024") < text.index("mini-batch 8 prompts") < text.index("TP")
+
+
+def test_rollouts_are_judged_as_recorded_with_their_cap_and_turns(tmp_path: Path) -> None:
+    """An audit lost both on the way: turns were refused, and responses that end alike below the cap seemed cut."""
+    plan = rlperf.plan_job(model="Qwen2.5-1.5B", gpus=8, max_response="8k", prompts=16, group=4)
+    config, rng = rlperf.export_plan(plan, tmp_path / "config")[0], np.random.default_rng(0)
+    heads = "rl_step,group,trajectory,turn,prompt_tokens,response_tokens,max_response_tokens"
+    alike = [f"{n // 64},{n // 4},{n},0,200,{min(rng.integers(100, 2000), 1500)},8192" for n in range(192)]
+    turns = [f"{n // 128},{n // 8},{n // 2},{n % 2},200,{rng.integers(100, 2000)},8192" for n in range(384)]
+    for name, rows in (("alike", alike), ("turns", turns)):
+        (tmp_path / f"{name}.csv").write_text("\n".join([heads, *rows]) + "\n")
+        found = rlperf.audit_config(config, rollouts=tmp_path / f"{name}.csv", plan=False).predicted
+        assert found is not None and not any("fitted law" in words for words in found.assumed)
+        tasks = tuple(
+            task.model_copy(update={"workload": str(tmp_path / f"{name}.csv")}) for task in job_of_plan(plan).tasks
+        )
+        told = rlperf.predict_job(job_of_plan(plan).model_copy(update={"tasks": tasks}))
+        assert found.stages_s.rollout == pytest.approx(told.stages_s.rollout, rel=1e-6)

@@ -15,16 +15,16 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Shipped devices, links, clusters, architectures and calibrations.\n\nExample: rlperf profiles show h100_sxm",
+    help="Devices, links, clusters, architectures, lengths, calibrations.\n\nExample: rlperf profiles list devices",
 )
-KINDS = ("devices", "links", "clusters", "architectures", "jobs", "calibrations/devices", "calibrations/engines",
-         "calibrations/trainers", "calibrations/frameworks")  # fmt: skip
+KINDS = ("devices", "links", "clusters", "architectures", "workloads", "jobs", "calibrations/devices",
+         "calibrations/engines", "calibrations/trainers", "calibrations/frameworks")  # fmt: skip
 
 
 @app.command("list")
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="devices, links, clusters, architectures, jobs, calibrations/...")
+        str | None, typer.Argument(help="devices, links, clusters, architectures, workloads, jobs, calibrations/...")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +49,10 @@ def list_(
 def _names(kind: str) -> list[str]:
     from rlperf.specs.presets import preset_rows
     from rlperf.specs.profiles import profile_names
+    from rlperf.workload.library import PRESETS
 
+    if kind == "workloads":
+        return list(PRESETS)
     return list(preset_rows()) if kind == "jobs" else list(profile_names(kind))
 
 
@@ -69,6 +72,7 @@ def show(
     from rlperf.specs.presets import preset
     from rlperf.specs.rl_calibration import load_framework_calibration
     from rlperf.specs.trainer_calibration import load_trainer
+    from rlperf.workload import load_model
 
     loaders: dict[str, Callable[[str], BaseModel]] = {
         "device": profiles.load_device,
@@ -79,6 +83,7 @@ def show(
         "engine": load_engine_calibration,
         "framework": load_framework_calibration,
         "job": preset,
+        "workload": load_model,
     }
     failures: list[Problem] = []
     for kind, load in loaders.items():

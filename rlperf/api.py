@@ -213,7 +213,7 @@ def predict_job(job: Jobs | None = None, **values: Any) -> Prediction:
 
 
 def judge(
-    asked: Job | Plan | Path | str, *, phase: int = 1, task: str | None = None
+    asked: Job | Plan | Path | str, *, phase: int = 1, task: str | None = None, report: Tell | None = None
 ) -> tuple[Job, Evaluation, Prediction]:
     """The job, its judged configuration and its prediction; of a plan, its ``phase`` (from 1) as it stands.
 
@@ -236,7 +236,7 @@ def judge(
                 f"there is no phase {phase}: a job has none, its plan.yaml has (rlperf plan JOB --out plan/)"
             )
         question = ask(asked, task=task)
-        return (question.job, *predict.predicted(question.context, facts=question.facts))
+        return (question.job, *predict.predicted(question.context, facts=question.facts, report=report))
     phases = phases_of(plan, task)
     if not 1 <= phase <= len(phases):
         raise SpecError(f"there is no phase {phase}{f' of {task}' if task else ''}: the plan has {len(phases)}")

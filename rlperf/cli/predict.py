@@ -31,8 +31,8 @@ def predict(
     form = figure.suffix.lstrip(".") if figure else ""
     if figure is not None and form not in ("svg", "png"):
         raise SpecError(f"the figure {figure.name} must end in .svg or .png")
-    with progress("predicting"):
-        named, evaluation, found = judge(asked.job(), phase=phase, task=task)
+    with progress("predicting") as bar:
+        named, evaluation, found = judge(asked.job(), phase=phase, task=task, report=bar)
     view = step_view(evaluation)
     if figure is not None:
         from rlperf.report.rl_step import step_figure

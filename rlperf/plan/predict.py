@@ -18,6 +18,7 @@ from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import Attribute, Role, of_role
+from rlperf.told import Tell, quiet, within
 
 
 def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Prediction:
@@ -34,9 +35,11 @@ def predict_job(context: Context, *, facts: FrameworkFacts | None = None) -> Pre
     return predicted(context, facts=facts)[1]
 
 
-def predicted(context: Context, *, facts: FrameworkFacts | None = None) -> tuple[Evaluation, Prediction]:
+def predicted(
+    context: Context, *, facts: FrameworkFacts | None = None, report: Tell | None = None
+) -> tuple[Evaluation, Prediction]:
     """The judged configuration beside its prediction."""
-    _, configuration, refused = chosen(context, facts)
+    _, configuration, refused = chosen(context, facts, report or quiet)
     rl_steps = 0, context.job.horizon.rl_steps - 1
     evaluation, found = judge_configuration(context, context.tasks[0], configuration, rl_steps)
     stretch = Stretch(rl_steps, configuration.mode, configuration.pools, found, configuration.scorers)
@@ -62,16 +65,20 @@ def held_by_job(context: Context) -> Holding:
     return Judge(context, context.tasks[0]).holds(demand, configuration)
 
 
-def chosen(context: Context, facts: FrameworkFacts | None = None) -> tuple[Demand, Configuration, tuple[str, ...]]:
+def chosen(
+    context: Context, facts: FrameworkFacts | None = None, tell: Tell = quiet
+) -> tuple[Demand, Configuration, tuple[str, ...]]:
     """What a plan of the job would run; its demand, and what was refused.
 
     Where all is pinned, or nothing passes every rule and limit, it is what `pinned` finds: no knob that has a default
     (the stages of a pipeline, a scoring budget) is turned of what is asked for as it stands.
     """
-    task, screened = context.tasks[0], _screened(context, facts)
-    if len(screened.configurations) < 2:
+    task, screened = context.tasks[0], _screened(context, facts, tell=within(tell, 0.0, 0.4))
+    if not screened.configurations:
         return pinned(context, facts)
-    decision = decide_screened(context, task, facts, screened)
+    if not screened.configurations[1:]:
+        return screened.demands[int(screened.demand[0])], screened.configurations[0], ()
+    decision = decide_screened(context, task, facts, screened, within(tell, 0.4, 0.6))
     best = decision.evaluations[int(np.argmin(decision.objective))]
     return best.demand, best.configuration, ()
 
@@ -93,12 +100,14 @@ def pinned(context: Context, facts: FrameworkFacts | None = None) -> tuple[Deman
     return screened.demands[int(screened.demand[0])], screened.configurations[0], refused
 
 
-def _screened(context: Context, facts: FrameworkFacts | None, keep: int = FINALISTS, forgiven: int = 0) -> Screened:
+def _screened(
+    context: Context, facts: FrameworkFacts | None, keep: int = FINALISTS, forgiven: int = 0, tell: Tell = quiet
+) -> Screened:
     """The candidates of a job of one task over its whole horizon."""
     job = context.job.of_task()
     task = context.tasks[0]
     demands = tuple(task.source.demand(batch, None, job.seed) for batch in task.batches)
-    return screen(context, task, demands, facts, keep=keep, forgiven=forgiven)
+    return screen(context, task, demands, facts, keep=keep, forgiven=forgiven, report=tell)
 
 
 def _is_open(stated: object, attribute: Attribute) -> bool:

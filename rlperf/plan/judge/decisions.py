@@ -137,11 +137,13 @@ def decide_groups(
     return _judged_task(context, _screened_task(context, task, facts, groups, quiet, timed=True), facts, 0, quiet)
 
 
-def decide_screened(context: Context, task: TaskContext, facts: FrameworkFacts | None, found: Screened) -> Decision:
+def decide_screened(
+    context: Context, task: TaskContext, facts: FrameworkFacts | None, found: Screened, tell: Tell
+) -> Decision:
     """The one slot of a task that has been screened over the job's whole horizon."""
     rl_steps = 0, context.job.horizon.rl_steps - 1
     one = Screening(task, found.demands, found)
-    return _judged_task(context, _Screened(task, [rl_steps], [0], [one]), facts, 0, quiet)[0]
+    return _judged_task(context, _Screened(task, [rl_steps], [0], [one]), facts, 0, tell)[0]
 
 
 @dataclass(frozen=True, eq=False)

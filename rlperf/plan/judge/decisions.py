@@ -445,8 +445,3 @@ def _uneven(context: Context, facts: FrameworkFacts) -> list[str]:
         f"{NODE_COUNTED[part]} {' or '.join(map(str, own))} devices, which fill no whole number of nodes of {per_node}"
         for part, own in counts.items()
     ]
-
-
-def configurations(decision: Decision) -> tuple[Configuration, ...]:
-    """The judged configurations of a slot."""
-    return tuple(evaluation.configuration for evaluation in decision.evaluations)

@@ -331,6 +331,8 @@ def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = F
 
 State = list[float] | FloatArray
 Origin = int | IntArray
+Made = tuple[int, int, Origin] | tuple[int, list[int], int]
+"""Of two states and where the slots of the new one came from; or of one state and sequences behind its own slots."""
 
 
 def _difference(states: list[State], parts: int) -> list[list[int]]:
@@ -338,28 +340,50 @@ def _difference(states: list[State], parts: int) -> list[list[int]]:
 
     A state is the negative sums of its sets, fullest first; those it leaves out are empty. Who is in which set is not
     carried along: a merge keeps only where its slots came from, and labels run back from the last state to the first.
-    Nearly all merges put one sequence into a state that has an empty set left: an insertion.
+    Nearly all merges put one sequence into a state that has an empty set left. While none of the others is as uneven
+    as that state it goes on with the longest that are left, all at once.
     """
-    made: list[tuple[int, int, Origin]] = []
-    sizes = [len(state) for state in states]
-    heap = [(-_spread(state, parts), number) for number, state in enumerate(states)]
+    given, made, sizes = len(states), list[Made](), [len(state) for state in states]
+    alone = sorted((float(state[0]), number) for number, state in enumerate(states) if len(state) == 1 < parts)
+    heap = [(-_spread(state, parts), number) for number, state in enumerate(states) if not len(state) == 1 < parts]
     heapq.heapify(heap)
-    while len(heap) > 1:
-        first, second = heapq.heappop(heap)[1], heap[0][1]
-        state, inserted = states[first], states[second]
-        came: Origin
-        if len(inserted) == 1 and len(state) < parts and isinstance(state, list):
-            value = inserted[0]
-            came = bisect_right(state, value)
-            state.insert(came, value)
+    at, left = 0, given
+
+    def widest() -> int:
+        """The state of largest spread, taken away; of equals the first."""
+        nonlocal at
+        if at < len(alone) and (not heap or alone[at] < heap[0]):
+            at += 1
+            return alone[at - 1][1]
+        return heapq.heappop(heap)[1]
+
+    while left > 1:
+        first = widest()
+        state, rival = states[first], heap[0][0] if heap else np.inf
+        if isinstance(state, list) and len(state) < parts and at < len(alone) and state[0] < min(rival, alone[at][0]):
+            end = min(bisect_right(alone, (rival, given)), at + parts - len(state))
         else:
-            state, came = _merge(state, inserted, parts)
-        states[first] = states[second] = _GONE
-        made.append((first, second, came))
+            end = at
+        if end > at:
+            made.append((first, [number for _, number in alone[at:end]], len(state)))
+            state = [*state, *(each for each, _ in alone[at:end])]
+            left, at = left - (end - at), end
+        else:
+            second = widest()
+            inserted, left = states[second], left - 1
+            came: Origin
+            if len(inserted) == 1 and len(state) < parts and isinstance(state, list):
+                came = bisect_right(state, inserted[0])
+                state.insert(came, inserted[0])
+            else:
+                state, came = _merge(state, inserted, parts)
+            states[second] = _GONE
+            made.append((first, second, came))
+        states[first] = _GONE
         sizes.append(len(state))
-        heapq.heapreplace(heap, (state[0] - state[-1] if sizes[-1] == parts else state[0], len(states)))
+        heapq.heappush(heap, (state[0] - state[-1] if sizes[-1] == parts else state[0], len(states)))
         states.append(state)
-    return _labels(made, sizes)
+    return _labels(made, sizes, given)
 
 
 _GONE: State = []
@@ -386,13 +410,19 @@ def _merge(first: State, second: State, parts: int) -> tuple[State, Origin]:
     return joined[came], came
 
 
-def _labels(made: list[tuple[int, int, Origin]], sizes: list[int]) -> list[list[int]]:
+def _labels(made: list[Made], sizes: list[int], given: int) -> list[list[int]]:
     """Final set of every slot of the given states: the last state's slots are the sets, each merge hands them back."""
     label: list[list[int]] = [_NONE] * len(sizes)
     label[-1] = list(range(sizes[-1]))
     for number in range(len(made) - 1, -1, -1):
         first, second, came = made[number]
         own = label.pop()
+        if isinstance(second, list):
+            assert isinstance(came, int)
+            label[first] = own[:came]
+            for each, slot in zip(second, own[came:], strict=True):
+                label[each] = [slot]
+            continue
         if isinstance(came, int):
             label[second], label[first] = [own.pop(came)], own
             continue

@@ -21,6 +21,8 @@ from rlperf.cost.reject import Reject
 from rlperf.cost.trainer.memory import MemoryParts, trainer_memory
 from rlperf.cost.trainer_device import UpdateOptions
 from rlperf.layout import Layout
+from rlperf.plan.search.columns import Columns
+from rlperf.plan.search.splits import splits
 from rlperf.plan.search.trainer_columns import trainer_columns_of, trainer_grid
 from rlperf.sim.rl_step.overheads import routing_skew, trainer_in_framework
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
@@ -275,3 +277,21 @@ def test_a_reference_is_whole_on_every_device_below_stage_3(framework: str, back
     assert float(one.reference) == pytest.approx(held) and float(none.reference) == 0.0
     assert float(one.peak - none.peak) == pytest.approx(held) == pytest.approx(float(one.idle - none.idle))
     assert float(one.host) == float(none.host)
+
+
+def test_batches_that_are_open_have_bytes_of_their_own() -> None:
+    """A pass over 32 prompts holds less than one over 512, whose updates are as large: the first was told for both."""
+    task = {"name": "t", "workload": "math", "prompts_per_step": [32, 512], "group_size": 8, "mini_batch": 32,
+            "max_prompt_tokens": 1024, "max_response_tokens": 8192}  # fmt: skip
+    job = {
+        "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "framework": "verl", "modes": ["colocated"],
+        "objective": {"minimize": "token_time"}, "tasks": [task],
+        "pools": [{"role": "trainer", "settings": {"scoring_token_budget": 400_000}}],
+    }  # fmt: skip
+    question = ask(job, to_plan=True)
+    (asked,), (split, *_) = question.context.tasks, splits(question.context)
+    demands = [asked.source.demand(batch, None, 0) for batch in asked.batches]
+    columns = Columns(question.context, asked, question.facts)
+    for demand in demands:
+        alone = Columns(question.context, asked, question.facts).trainer(demand, split)
+        np.testing.assert_array_equal(columns.trainer(demand, split).peak_bytes, alone.peak_bytes)

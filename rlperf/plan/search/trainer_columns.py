@@ -15,7 +15,6 @@ from rlperf.layout import OFFLOAD, BoolArray, FloatArray, IntArray, Layout, take
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, experts_reach, trainer_departures
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_flags, trainer_layouts
-from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.cuts import cut_by_budget
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.site import Site, TrainerStack
@@ -78,10 +77,6 @@ UNFIT = int(Reject.MEMORY | Reject.HOST_MEMORY | Reject.BUDGET | Reject.FRAMEWOR
 """What more pipeline stages are needed for; that a batch divides by no other layout is no need."""
 
 
-BATCHES = 8
-"""Demands whose bytes a grid remembers."""
-
-
 @dataclass(frozen=True, eq=False)
 class TrainerGrid:
     """Columns before a batch is known, of several device counts at once: per-call costs are paid once for all.
@@ -93,7 +88,6 @@ class TrainerGrid:
     critic : devices of a critic's own; 0: there is none ``[columns]``
     cuts : devices of the trainer and of the critic's own -> their rows, which stand together
     dropped : the same -> `Reject` of their candidates that arithmetic rules out
-    memory : bytes by what they depend on of a demand, of those seen last
     """
 
     layout: Layout
@@ -105,28 +99,19 @@ class TrainerGrid:
     critic: IntArray
     cuts: dict[tuple[int, int], slice]
     dropped: dict[tuple[int, int], IntArray]
-    memory: Remembered[list[TrainerBytes]] = field(default_factory=lambda: Remembered(BATCHES))
 
     def bytes_of(
         self, context: Context, architecture: Architecture, demand: Demand, site: Site, layout: Layout
     ) -> list[TrainerBytes]:
-        """Memory of every trainer's rows, or of a critic's on its own ``site`` and ``layout``.
-
-        Of a demand it depends on the sequences of an update and on their images.
-        """
-        batch, settings = demand.batch, context.job.pool("trainer").settings.filled()
-
-        def made() -> list[TrainerBytes]:
-            return [
-                trainer_bytes(
-                    site, trainer, architecture, demand, layout.take(rows), settings, self.token_budget[rows],
-                    self.parked[rows],
-                )
-                for trainer, rows in zip(context.trainers, self.rows(len(context.trainers)), strict=True)
-            ]  # fmt: skip
-
-        key = (site.roles, batch.sequences / batch.updates, demand.images, demand.images_per_token)
-        return self.memory.get(key, made)
+        """Memory of every trainer's rows, or of a critic's on its own ``site`` and ``layout``."""
+        settings = context.job.pool("trainer").settings.filled()
+        return [
+            trainer_bytes(
+                site, trainer, architecture, demand, layout.take(rows), settings, self.token_budget[rows],
+                self.parked[rows],
+            )
+            for trainer, rows in zip(context.trainers, self.rows(len(context.trainers)), strict=True)
+        ]  # fmt: skip
 
     def rows(self, trainers: int) -> list[IntArray]:
         """Rows of each trainer."""

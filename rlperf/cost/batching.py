@@ -286,15 +286,21 @@ def bins_needed(lengths: FloatArray, token_budget: float) -> int:
 @lru_cache(maxsize=512)
 def _bins_needed(ascending: bytes, token_budget: float) -> int:
     """Remembered by value, as `_balanced` is: plans beside each other cut the same passes by the same budgets."""
-    lengths = np.frombuffer(ascending)
-    free = np.full(len(lengths) + 1, np.inf)  # behind the bins in use one that always fits ends the search
-    count = 0
-    for length in lengths[::-1].tolist():
-        first = int((free[: count + 1] >= length).argmax())
-        if first == count:
-            free[count], count = token_budget, count + 1
+    free: list[float] = []
+    fits: list[int] = []  # bins that hold the next one, the first on top
+    full: list[tuple[float, int]] = []  # the others, until lengths fall to what is free: the emptiest on top
+    for length in np.frombuffer(ascending)[::-1].tolist():
+        while full and -full[0][0] >= length:
+            heapq.heappush(fits, heapq.heappop(full)[1])
+        if not fits:
+            fits.append(len(free))
+            free.append(token_budget)
+        first = fits[0]
         free[first] -= length
-    return count
+        if free[first] < length:
+            heapq.heappop(fits)
+            heapq.heappush(full, (-free[first], first))
+    return len(free)
 
 
 def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = False) -> list[IntArray]:

@@ -8,13 +8,13 @@ microbatches a replica runs. They come from fixed lengths, from moments (to scre
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlperf.cost.differencing import balanced_partitions, fullest_partition
 from rlperf.layout import FloatArray, IntArray, Layout
 
 
@@ -142,23 +142,37 @@ def _slowest_replica(table: FloatArray, parts: int, balanced: bool, *, alike: bo
     if parts <= 1:
         return np.arange(table.size)
     equal = alike and table.size % parts == 0
-    groups = _even_partitions(table, parts, equal_size=equal) if balanced else split_in_order(table.size, parts)
+    groups = _many_partitions(table, parts, equal) if balanced else split_in_order(table.size, parts)
+    if groups is None:
+        return _fullest(table.tobytes(), parts, equal)
     return groups[int(np.argmax([table[group].sum() for group in groups]))]
 
 
 def _even_partitions(table: FloatArray, parts: int, *, equal_size: bool = False) -> list[IntArray]:
     """Sets of nearly equal sums; of many sequences by dealing."""
+    groups = _many_partitions(table, parts, equal_size)
+    return _balanced(table.tobytes(), parts, equal_size) if groups is None else groups
+
+
+def _many_partitions(table: FloatArray, parts: int, equal_size: bool) -> list[IntArray] | None:
+    """The same of so many sequences that they are not differenced; None: they are."""
     if table.size > MANY and table.size >= MANY_EACH * parts:
         return dealt_partitions(table, parts)
     if table.size * parts > MANY_PLACES and not equal_size:
         return greedy_partitions(table, parts)
-    return _balanced(table.tobytes(), parts, equal_size)
+    return None
 
 
 @lru_cache(maxsize=256)
 def _balanced(lengths: bytes, parts: int, equal_size: bool) -> list[IntArray]:
     """Remembered by value: whatever else is tried of a configuration, its sequences stay the same."""
     return balanced_partitions(np.frombuffer(lengths), parts, equal_size=equal_size)
+
+
+@lru_cache(maxsize=256)
+def _fullest(lengths: bytes, parts: int, equal_size: bool) -> IntArray:
+    """The fullest of `_balanced`, whose sequences alone are told; remembered, too."""
+    return fullest_partition(np.frombuffer(lengths), parts, equal_size=equal_size)
 
 
 MANY, MANY_EACH = 32_768, 100
@@ -301,143 +315,3 @@ def _bins_needed(ascending: bytes, token_budget: float) -> int:
             heapq.heappop(fits)
             heapq.heappush(full, (-free[first], first))
     return len(free)
-
-
-def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = False) -> list[IntArray]:
-    """Partition into ``parts`` sets of nearly equal token sums by the largest differencing method.
-
-    Karmarkar and Karp 1982, generalised to k sets by merging the two states of largest spread, largest sets against
-    smallest: the algorithm behind verl's ``get_seqlen_balanced_partitions``. ``equal_size`` starts from groups of
-    ``parts`` neighbours in the sorted order, so that every set gets the same number of sequences.
-    Lengths are above 0. 4,096 sequences over 256 sets take about 0.05 s.
-
-    >>> sets = balanced_partitions(np.array([8.0, 7.0, 6.0, 5.0, 4.0]), 2)
-    >>> sorted(float(np.array([8.0, 7.0, 6.0, 5.0, 4.0])[s].sum()) for s in sets)
-    [14.0, 16.0]
-    """
-    values = np.asarray(lengths, dtype=np.float64)
-    parts, order = max(parts, 1), np.argsort(values, kind="stable")
-    if order.size == 0:
-        return []
-    set_of = np.empty(order.size, dtype=np.int64)
-    if not equal_size:
-        parts = min(parts, order.size)  # more would stay empty
-    if equal_size:
-        if order.size % parts:
-            raise ValueError(f"{order.size} sequences do not divide into {parts} sets of equal size")
-        leaves = order.reshape(-1, parts)
-        leaves = np.take_along_axis(leaves, np.argsort(-values[leaves], axis=1, kind="stable"), axis=1)
-        set_of[leaves] = _difference((-values[leaves]).tolist(), parts)
-    else:
-        set_of[order] = [labels[0] for labels in _difference([[-v] for v in values[order].tolist()], parts)]
-    members = np.argsort(set_of, kind="stable")
-    cuts = np.searchsorted(set_of[members], np.arange(1, parts))
-    return [group for group in np.split(members, cuts) if group.size]
-
-
-State = list[float] | FloatArray
-Origin = int | IntArray
-Made = tuple[int, int, Origin] | tuple[int, list[int], int]
-"""Of two states and where the slots of the new one came from; or of one state and sequences behind its own slots."""
-
-
-def _difference(states: list[State], parts: int) -> list[list[int]]:
-    """Largest differencing over ``parts`` sets; for every given state, the final set of each of its entries.
-
-    A state is the negative sums of its sets, fullest first; those it leaves out are empty. Who is in which set is not
-    carried along: a merge keeps only where its slots came from, and labels run back from the last state to the first.
-    Nearly all merges put one sequence into a state that has an empty set left. While none of the others is as uneven
-    as that state it goes on with the longest that are left, all at once.
-    """
-    given, made, sizes = len(states), list[Made](), [len(state) for state in states]
-    alone = sorted((float(state[0]), number) for number, state in enumerate(states) if len(state) == 1 < parts)
-    heap = [(-_spread(state, parts), number) for number, state in enumerate(states) if not len(state) == 1 < parts]
-    heapq.heapify(heap)
-    at, left = 0, given
-
-    def widest() -> int:
-        """The state of largest spread, taken away; of equals the first."""
-        nonlocal at
-        if at < len(alone) and (not heap or alone[at] < heap[0]):
-            at += 1
-            return alone[at - 1][1]
-        return heapq.heappop(heap)[1]
-
-    while left > 1:
-        first = widest()
-        state, rival = states[first], heap[0][0] if heap else np.inf
-        if isinstance(state, list) and len(state) < parts and at < len(alone) and state[0] < min(rival, alone[at][0]):
-            end = min(bisect_right(alone, (rival, given)), at + parts - len(state))
-        else:
-            end = at
-        if end > at:
-            made.append((first, [number for _, number in alone[at:end]], len(state)))
-            state = [*state, *(each for each, _ in alone[at:end])]
-            left, at = left - (end - at), end
-        else:
-            second = widest()
-            inserted, left = states[second], left - 1
-            came: Origin
-            if len(inserted) == 1 and len(state) < parts and isinstance(state, list):
-                came = bisect_right(state, inserted[0])
-                state.insert(came, inserted[0])
-            else:
-                state, came = _merge(state, inserted, parts)
-            states[second] = _GONE
-            made.append((first, second, came))
-        states[first] = _GONE
-        sizes.append(len(state))
-        heapq.heappush(heap, (state[0] - state[-1] if sizes[-1] == parts else state[0], len(states)))
-        states.append(state)
-    return _labels(made, sizes, given)
-
-
-_GONE: State = []
-"""In the place of a state that was merged."""
-
-
-def _spread(state: State, parts: int) -> float:
-    """Fullest set less emptiest."""
-    return float(state[-1] - state[0]) if len(state) == parts else -float(state[0])
-
-
-def _merge(first: State, second: State, parts: int) -> tuple[State, Origin]:
-    """Fullest sets of one against emptiest of the other; the slot of an inserted set, or where each slot came from."""
-    if len(second) == 1 and len(first) < parts:
-        filled = first if isinstance(first, list) else first.tolist()
-        at = bisect_right(filled, second[0])
-        filled.insert(at, float(second[0]))
-        return filled, at
-    big, small = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)[::-1]
-    shared = max(big.size + small.size - parts, 0)
-    joined = np.concatenate([big, small[shared:]])
-    joined[big.size - shared : big.size] += small[:shared]
-    came = np.argsort(joined, kind="stable")
-    return joined[came], came
-
-
-def _labels(made: list[Made], sizes: list[int], given: int) -> list[list[int]]:
-    """Final set of every slot of the given states: the last state's slots are the sets, each merge hands them back."""
-    label: list[list[int]] = [_NONE] * len(sizes)
-    label[-1] = list(range(sizes[-1]))
-    for number in range(len(made) - 1, -1, -1):
-        first, second, came = made[number]
-        own = label.pop()
-        if isinstance(second, list):
-            assert isinstance(came, int)
-            label[first] = own[:came]
-            for each, slot in zip(second, own[came:], strict=True):
-                label[each] = [slot]
-            continue
-        if isinstance(came, int):
-            label[second], label[first] = [own.pop(came)], own
-            continue
-        slots = np.empty(came.size, dtype=np.int64)
-        slots[came] = own
-        label[first] = slots[: sizes[first]].tolist()
-        label[second] = slots[came.size - sizes[second] :][::-1].tolist()
-    return label
-
-
-_NONE: list[int] = []
-"""In the place of labels that are not known yet."""

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from rlperf.cost.batching import (
     Microbatches,
-    balanced_partitions,
     bins_needed,
     dealt_partitions,
     greedy_partitions,
@@ -20,6 +19,7 @@ from rlperf.cost.batching import (
     slowest_lengths,
     split_in_order,
 )
+from rlperf.cost.differencing import balanced_partitions
 from rlperf.layout import Layout
 
 

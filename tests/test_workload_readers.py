@@ -281,8 +281,14 @@ def test_bad_tables(tmp_path: Path) -> None:
     path.write_text("prompt_tokens,response_tokens\n3,4\n3,0\n")
     with pytest.raises(SpecError, match=r"t\.csv:3: column response_tokens must be at least 1"):
         read_table(path)
-    path.write_text("prompt_tokens,response_tokens\n3,four\n")
-    with pytest.raises(SpecError, match="must hold whole numbers"):
+    path.write_text("prompt_tokens,response_tokens\n3,2\n3,four\n")
+    with pytest.raises(SpecError, match=r"t\.csv:3: column response_tokens must hold whole numbers \(given: 'four'\)"):
+        read_table(path)
+    path.write_text("prompt_tokens,response_tokens\n")
+    with pytest.raises(SpecError, match="holds no rows"):
+        read_table(path)
+    path.write_text("prompt_tokens;response_tokens\n3;4\n")
+    with pytest.raises(SpecError, match=r"t\.csv:1: its columns stand apart by ';' \(write commas"):
         read_table(path)
     path.write_text("prompt_tokens,response_tokens\n3,\n3,4\n")
     with pytest.raises(SpecError, match="empty cell"):

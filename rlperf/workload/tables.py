@@ -80,6 +80,10 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> Leng
 
     frame = _as_recorded(frame)
     lines = np.arange(2, frame.height + 2) if lines is None else lines
+    if not frame.height:
+        raise SpecError(Problem("holds no rows", source))
+    if frame.width == 1 and (mark := next((each for each in ";\t|" if each in frame.columns[0]), None)):
+        raise SpecError(Problem(f"its columns stand apart by {mark!r}", source, 1, "write commas, or JSON lines"))
     problems = []
     for name in NEEDED:
         if name not in frame.columns:
@@ -90,7 +94,10 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> Leng
         column = frame[name]
         if not (column.dtype.is_integer() or (name in OPTIONAL_FLOAT and column.dtype.is_numeric())) and name != _CAP:
             due = "numbers" if name in OPTIONAL_FLOAT else "whole numbers"
-            problems.append(Problem(f"column {name} must hold {due}, not {column.dtype}", source))
+            wrong = column.cast(pl.Float64 if name in OPTIONAL_FLOAT else pl.Int64, strict=False).is_null()
+            at = wrong.arg_max() or 0
+            told = f"column {name} must hold {due} (given: {column[at]!r})"
+            problems.append(Problem(told, source, int(lines[at]) if wrong.any() else None))
         elif name != _CAP and column.null_count():
             line = int(lines[column.is_null().arg_max() or 0])
             problems.append(Problem(f"column {name} has an empty cell", source, line))

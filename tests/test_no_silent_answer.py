@@ -154,6 +154,14 @@ def test_no_function_takes_the_first_task_for_all() -> None:
     assert judge(Job.model_validate(SEVERAL), task="code")[0].tasks[0].name == "code"
 
 
+def test_a_task_that_shares_the_devices_is_said_to_be_alone() -> None:
+    """`compare` of a plan with its own job let math "beat" itself by 56 %: by itself it had all devices."""
+    job = Job.model_validate({**SEVERAL, "sharing": "devices", "nodes": 2})
+    assert any(words.startswith("sharing: devices: a task by itself") for words in judge(job, task="math")[2].assumed)
+    in_turns = Job.model_validate({**SEVERAL, "nodes": 2})
+    assert not any(words.startswith("sharing") for words in judge(in_turns, task="math")[2].assumed)
+
+
 def test_a_size_is_of_all_tasks() -> None:
     found = size_job(SEVERAL, "step<=300s", most_nodes=1)
     assert found.plan is not None and found.best is not None

@@ -118,8 +118,9 @@ def _is_open(stated: object, attribute: Attribute) -> bool:
 
 def filled_in(job: Job, configuration: Configuration) -> tuple[str, ...]:
     """What the job left open and the configuration states, in words."""
-    found = []
     roles: tuple[Role, ...] = ("rollout", "trainer")
+    alone = "sharing: devices: a task by itself, which may have all of them; beside others a plan gives it a part"
+    found = [alone] if job.sharing == "devices" and any(job.pool(role).devices is None for role in roles) else []
     for role in roles:
         pool, spec = configuration.pool(role), job.pool(role)
         opened = {

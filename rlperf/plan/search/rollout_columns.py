@@ -40,6 +40,8 @@ BESIDE_STATES = (0.3, 0.4)
 """Beside a trainer whose states never leave the shared devices, less pays too: TRL's own default is 0.3."""
 MAX_RUNNING = (64, 256, 1024)
 """Requests at once that are tried, of a replica or of each of its copies of the attention."""
+STREAMED_RUNNING = (16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 1024)
+"""The same where a trainer is fed as groups end: of fewer the first end sooner and the last later."""
 FEWEST = 8
 """Requests at once: engines count in eights."""
 HALF_GROWN = 2.0
@@ -169,6 +171,11 @@ def memory_fractions(context: Context) -> tuple[float, ...]:
     return (*BESIDE_STATES, *MEMORY_FRACTIONS) if stays and shared else MEMORY_FRACTIONS
 
 
+def places_tried(streams: bool) -> tuple[int, ...]:
+    """Requests at once that are tried where a job states none."""
+    return STREAMED_RUNNING if streams else MAX_RUNNING
+
+
 def _slots_with_room(memory: ReplicaMemory, each: IntArray, ranks: IntArray, demand: Demand) -> IntArray:
     """``each`` of every rank that admits requests of its own, but no more than the cache has room for.
 
@@ -201,7 +208,7 @@ def _columns(
         read_tokens=demand.read_tokens(settings.prefix_caching),
     )  # fmt: skip
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
-    options = np.arange(len(keep)), memory_fractions(context), asked.max_running or MAX_RUNNING
+    options = np.arange(len(keep)), memory_fractions(context), asked.max_running or places_tried(streams)
     e, f, m = (np.asarray(a).ravel() for a in np.meshgrid(*options, indexing="ij"))
     held_by = partial(replica_memory, context.site, architecture, settings, rows := shapes.take(e), f)
     m = m if asked.max_running else _slots_with_room(held_by(m), m, rows.attention_data_parallel, demand)

@@ -123,8 +123,8 @@ def _by_plan(series: Series, hw: Hardware) -> tuple[Series, Any, FloatArray]:
     if series.kind == "collective":
         sizes, counts = series.shape["bytes"], series.shape["num_gpus"]
         moved = sizes * bus_share(series.variant, counts)
-        told = collective_fit(hw, series.variant, series.kernel)
-        return series, told, domain_s(hw, series.variant, moved, counts, series.kernel)
+        taken = _taken(series.kernel)
+        return series, collective_fit(hw, series.variant, taken), domain_s(hw, series.variant, moved, counts, taken)
     if series.kind == "ranked_experts":
         fit, _ = moe_fit(hw, series.dtype, load_engine_calibration("sglang").moe_kernels)
         return series, fit, expert_seconds(series, hw.device, brought(series))(fit, every)
@@ -144,6 +144,13 @@ def _by_plan(series: Series, hw: Hardware) -> tuple[Series, Any, FloatArray]:
         if kind == series.kind and (fit := choose(series, hw)) is not None:
             return series, fit, seconds_of(series, hw.device)(fit, every)
     raise SpecError(NO_CONSTANTS)
+
+
+def _taken(kernel: str) -> str:
+    """The implementation that a plan takes for an engine's own all-reduce."""
+    owners = (("SGLang", "sglang"), ("TRTLLM", "trtllm"))
+    engine = next((engine for name, engine in owners if kernel.startswith(name)), None)
+    return load_engine_calibration(engine).all_reduce if engine else kernel
 
 
 def _phase(series: Series) -> str:

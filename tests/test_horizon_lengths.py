@@ -62,7 +62,7 @@ def test_a_horizon_past_the_recording_goes_along_its_trend(growing: LengthModel,
     save_model(growing, tmp_path / "growing.yaml")
     whole, fine, once = (
         rlperf.plan_job(job(str(tmp_path / "growing.yaml"), 32768, horizon=horizon))
-        for horizon in ({"rl_steps": 160}, {"rl_steps": 160, "group": 8}, {"rl_steps": 1})
+        for horizon in ({"rl_steps": 160}, {"rl_steps": 160, "group": 20}, {"rl_steps": 1})
     )
     assert whole.objective == pytest.approx(fine.objective, rel=0.03)
     assert whole.objective > 1.2 * 160 * once.objective

@@ -445,6 +445,9 @@ def test_rows_beside_the_point_of_their_table_are_refused_with_the_reason(tmp_pa
     # each of 16 experts is read: 3 x 7168 x 2048 bytes at 3.35 TB/s, 210 us at least
     assert report.predicted == 1 and 210.0 < report.predictions[0].predicted < 1.5 * 210.0
     assert sorted(report.refused_lines.values()) == [(3,), (4,)]
+    path.write_text(path.read_text().replace(",400\n", ",fast\n"))
+    with pytest.raises(SpecError, match=r"ranks.csv:3: is no timing"):
+        validate_file(path, "kernels")
 
 
 def test_published_bus_bandwidths_are_predicted_by_shipped_constants(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rlperf.calibrate.kernel_seconds import (
     streams_seconds,
 )
 from rlperf.calibrate.kernel_tables import Series
+from rlperf.cost.basis import UNTIMED
 from rlperf.cost.collectives import bus_share, link_bytes_per_s, point_with
 from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import (
@@ -32,6 +33,8 @@ from rlperf.specs.calibration import (
     DispatchFit,
     GemmFit,
     PrefillFit,
+    Quality,
+    Spread,
     StreamFit,
     StreamsFit,
 )
@@ -119,6 +122,19 @@ def digits(value: float) -> float:
 def microseconds(value: float) -> str:
     """Seconds as calibrations write them."""
     return f"{value * 1e6:.4g} us"
+
+
+def interval_of(constants: Any) -> Spread:
+    """Measured over predicted of fitted constants; of judged ones, and of none, as wide as is judged."""
+    quality: Quality | None = getattr(constants, "quality", None)
+    return quality.spread if quality else Spread(low=1.0 / UNTIMED, high=UNTIMED)
+
+
+def rounded(names: Sequence[str], values: FloatArray, in_seconds: Sequence[str]) -> dict[str, Any]:
+    """Fitted parameters by name as calibrations write them: four digits, times in microseconds."""
+    return {
+        name: (microseconds if name in in_seconds else digits)(value) for name, value in zip(names, values, strict=True)
+    }
 
 
 def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None, check: bool = True) -> KernelFit:

@@ -7,6 +7,7 @@ as far as it fits (``cached``), which nothing in an engine does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -140,19 +141,18 @@ def evenly(series: Series, touched_share: FloatArray | None = None) -> Dealing:
     return lambda _, r: Dealt(touched_share=share[r], balanced=series.variant == "balanced")
 
 
-def brought(series: Series) -> Dealing:
-    """An all-to-all brings each rank the tokens of its own experts, evenly or by a power law."""
-    ep, even = series.shape["moe_ep_size"], series.variant == "uniform"
-    return lambda fit, r: Dealt(
-        skew=1.0 if even else ep[r] ** fit.skew_exponent, touched_share=1.0 if even else fit.skew_touched,
-        dispatched=True, balanced=even,
-    )  # fmt: skip
-
-
 def by_power_law(series: Series) -> Dealing:
     """Power-law routing, by a kernel's own constants of it."""
     ep = series.shape["moe_ep_size"]
     return lambda fit, r: Dealt(skew=ep[r] ** fit.skew_exponent, touched_share=fit.skew_touched)
+
+
+def brought(series: Series) -> Dealing:
+    """An all-to-all brings each rank the tokens of its own experts, evenly or by a power law."""
+    if series.variant == "uniform":
+        return lambda _, r: Dealt(dispatched=True, balanced=True)
+    dealt = by_power_law(series)
+    return lambda fit, r: replace(dealt(fit, r), dispatched=True)
 
 
 def expert_seconds(series: Series, device: Device, dealt: Dealing) -> Seconds:

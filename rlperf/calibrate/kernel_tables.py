@@ -229,19 +229,27 @@ DISPATCHED = "deepepmoe"
 """SGLang's experts behind DeepEP, which bring each rank the tokens of its own experts."""
 
 
+def _number(row: Mapping[str, str], name: str) -> float:
+    """A cell, 0 where it is blank; infinite where it is no number, which whoever reads the row says with its line."""
+    try:
+        return float(row.get(name) or 0.0)
+    except ValueError:
+        return float("inf")
+
+
 def beside_the_point(kind: str, row: Mapping[str, str]) -> str:
     """Why a row does not show the kernels that its table is of; empty where it does."""
     if kind == "ranked_experts":
         if row["kernel"] != DISPATCHED:
             return "what the timed rank got is told in tokens, and not how many of its experts they chose"
-        eager = row.get("phase") == "context" and float(row["latency_us"]) < 1e6 * EAGER_FLOOR
+        eager = row.get("phase") == "context" and _number(row, "latency_us") < 1e6 * EAGER_FLOOR
         return HOST_FLOOR if eager else ""
     if kind == "latent" and row.get("flag"):
         return f"flagged {row['flag']}"
     if kind == "sparse":
         if "dense_mha" in row["kernel"]:
             return "dense attention of short prompts"
-        hidden = float(row.get("batch") or 0) * float(row.get("q_len") or 0) >= _EAGER_TOKENS
+        hidden = _number(row, "batch") * _number(row, "q_len") >= _EAGER_TOKENS
         if row.get("flag") and not (row["flag"] == "eager" and hidden):
             return HOST_FLOOR if row["flag"] == "eager" else f"flagged {row['flag']}"
     return ""

@@ -16,19 +16,18 @@ from typing import Any
 import numpy as np
 
 from rlperf.calibrate.attention_tiles import fit_tiles, fit_windows, with_tiles, with_windows
-from rlperf.calibrate.kernel_fits import KernelFit
+from rlperf.calibrate.kernel_fits import KernelFit, interval_of
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import fit_series
 from rlperf.calibrate.leave_out import LeftOutGroup, in_turn
 from rlperf.calibrate.shared_experts import fit_shared, with_shared
 from rlperf.calibrate.tables import Table
 from rlperf.calibrate.validate import PredictedFigure
-from rlperf.cost.basis import UNTIMED
 from rlperf.cost.sparse import sparse_fit
 from rlperf.cost.streams import streams_fit
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
-from rlperf.specs.calibration import DeviceCalibration, Spread, load_device_calibration
+from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware, lent_by, load_hardware
 from rlperf.specs.profiles import load_device
@@ -142,8 +141,7 @@ def stand_in(fit: KernelFit, hw: Hardware) -> Any:
 
 
 def _figures(fit: KernelFit, seconds: FloatArray, rows: np.ndarray, constants: Any) -> list[PredictedFigure]:
-    quality = getattr(constants, "quality", None)
-    spread = quality.spread if quality else Spread(low=1.0 / UNTIMED, high=UNTIMED)
+    spread = interval_of(constants)
     what = " ".join(
         part for part in (fit.section, *(getattr(constants, name, "") for name in ("mixer", "phase"))) if part
     )

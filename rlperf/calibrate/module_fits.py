@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.calibrate.fitting import Bounds, fit_with_left_out
-from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds
+from rlperf.calibrate.kernel_fits import KernelFit, rounded
 from rlperf.calibrate.kernel_tables import Series, joined_series
 from rlperf.cost.dtypes import cache_bytes
 from rlperf.cost.layers import stack_of
@@ -141,11 +141,9 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
     bounds = Bounds.of(*(RANGES[name] for name in names), pull=PULL)
     keys = {"batch": whole.shape["batch"], "model and precision": models}
     fitted = fit_with_left_out(predict, bounds, whole.measured_s, keys, left_out=check)
-    values = {
-        name: (microseconds if name in IN_SECONDS else digits)(value)
-        for name, value in zip(names, fitted.parameters, strict=True)
-        if name != "gather" or phase == "context"
-    }
+    values = rounded(names, fitted.parameters, IN_SECONDS)
+    if phase != "context":
+        values.pop("gather", None)
     constants = SparseFit.model_validate(
         {"kernel": kernel, "mixer": mixer, "phase": phase, **values, "quality": fitted.quality(whole.name)}
     )

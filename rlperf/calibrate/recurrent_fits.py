@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlperf.calibrate.fitting import Bounds, Fitted
-from rlperf.calibrate.kernel_fits import KernelFit, digits, microseconds, run_fit
+from rlperf.calibrate.kernel_fits import KernelFit, rounded, run_fit
 from rlperf.calibrate.kernel_seconds import Seconds, convolution_seconds, mixer_of_scan, scan_seconds
 from rlperf.calibrate.kernel_tables import CONVOLUTION, Series
 from rlperf.layout import FloatArray
@@ -59,10 +59,7 @@ def _fit_convolution(series: Series, device: Device, check: bool) -> KernelFit:
 
 
 def _fit_of(series: Series, mixer: str, fitted: Fitted, names: Sequence[str], seconds: Seconds) -> KernelFit:
-    own = {
-        name: (microseconds if name in ("fixed", "per_step", "per_block") else digits)(value)
-        for name, value in zip(names, fitted.parameters, strict=True)
-    }
+    own = rounded(names, fitted.parameters, ("fixed", "per_step", "per_block"))
     constants = ScanFit.model_validate(
         {
             "kernel": series.kernel,

@@ -7,6 +7,7 @@ apart; errors of values that no fit saw are those of ``--leave-out shape`` (`rlp
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from rlperf.calibrate import collective_rows
 from rlperf.calibrate.expert_fits import group_limited
+from rlperf.calibrate.kernel_fits import interval_of
 from rlperf.calibrate.kernel_seconds import (
     Seconds,
     absorption_seconds,
@@ -38,7 +40,6 @@ from rlperf.calibrate.module_fits import mixer_of, module_seconds
 from rlperf.calibrate.tables import Refusal, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.attention import decode_fit, prefill_fit
-from rlperf.cost.basis import UNTIMED
 from rlperf.cost.collectives import bus_share, collective_fit, domain_s
 from rlperf.cost.latent import latent_decode_fit, latent_prefill_fit
 from rlperf.cost.layers.vision import encoder_fit
@@ -48,8 +49,8 @@ from rlperf.cost.scan import scan_fit
 from rlperf.cost.sparse import sparse_fit
 from rlperf.cost.streams import streams_fit
 from rlperf.errors import SpecError
-from rlperf.layout import FloatArray
-from rlperf.specs.calibration import Quality, Spread
+from rlperf.layout import BoolArray, FloatArray
+from rlperf.specs.calibration import Quality
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 
@@ -69,9 +70,10 @@ def predict_rows(path: Path, table: Table) -> Outcome:
     kind = kind_of(table.columns)
     beside = ((row, beside_the_point(kind, row.cells)) for row in table) if kind else ()
     refused = [Refusal(row.row_id, reason, row.line) for row, reason in beside if reason]
+    hardware = cache(load_hardware)
     for one in read_series(path):
         try:
-            found = shipped(one, load_hardware(one.device))
+            found = shipped(one, hardware(one.device))
         except SpecError as error:
             refused += [Refusal(row, error.problems[0].message) for row in one.row_ids]
             continue
@@ -88,9 +90,9 @@ def shipped(series: Series, hw: Hardware) -> list[PredictedFigure]:
     ------
     SpecError : no constants speak of such a kernel
     """
-    series, constants, seconds = _by_plan(series, hw)
+    series, constants, seconds = _BY_KIND[series.kind](series, hw)
     quality: Quality | None = getattr(constants, "quality", None)
-    spread = quality.spread if quality else Spread(low=1.0 / UNTIMED, high=UNTIMED)
+    spread = interval_of(constants)
     told_by = "/".join((series.kind, series.device, series.kernel))
     own = quality is not None and quality.rows.startswith(told_by) and series.variant != VERIFY
     lender = getattr(constants, "timed_on", None) or hw.calibration.extrapolated_from
@@ -113,37 +115,60 @@ def shipped(series: Series, hw: Hardware) -> list[PredictedFigure]:
     ]
 
 
-def _by_plan(series: Series, hw: Hardware) -> tuple[Series, Any, FloatArray]:
-    """The rows that can be told, the constants that a plan takes for them, and seconds ``[rows]``."""
-    every = np.ones(len(series.measured_s), dtype=bool)
-    if series.kind == "sparse":
-        seconds = module_seconds(series, hw)(None)
-        mixer, phase = mixer_of(series)
-        return series, sparse_fit(hw, mixer, phase, series.kernel) if mixer else None, seconds
-    if series.kind == "collective":
-        sizes, counts = series.shape["bytes"], series.shape["num_gpus"]
-        moved = sizes * bus_share(series.variant, counts)
-        taken = _taken(series.kernel)
-        return series, collective_fit(hw, series.variant, taken), domain_s(hw, series.variant, moved, counts, taken)
-    if series.kind == "ranked_experts":
-        fit, _ = moe_fit(hw, series.dtype, load_engine_calibration("sglang").moe_kernels)
-        return series, fit, expert_seconds(series, hw.device, brought(series))(fit, every)
-    if series.kind == "moe":
-        fit, _ = moe_fit(hw, series.dtype, (series.kernel,))
-        kept, touched = group_limited(series)
-        dealt = by_power_law(kept) if series.variant == SKEWED else evenly(kept, touched)
-        return kept, fit, expert_seconds(kept, hw.device, dealt)(fit, every[: len(kept.measured_s)])
-    if series.kind.startswith("dispatch"):
-        per_node = hw.cluster.devices_per_node
-        operation, nodes = series.variant.split("@")
-        key = (series.kernel, operation, int(nodes) * per_node)
-        for timed in hw.calibration.dispatch:
-            if (timed.kernel, timed.operation, timed.group) == key:
-                return series, timed, dispatch_seconds(series, hw.device, per_node)(timed, every)
-    for kind, seconds_of, choose in _KINDS:
-        if kind == series.kind and (fit := choose(series, hw)) is not None:
-            return series, fit, seconds_of(series, hw.device)(fit, every)
-    raise SpecError(NO_CONSTANTS)
+Told = tuple[Series, Any, FloatArray]
+"""The rows that can be told, the constants that a plan takes for them, and seconds ``[rows]``."""
+
+
+def _every(series: Series) -> BoolArray:
+    return np.ones(len(series.measured_s), dtype=bool)
+
+
+def _module(series: Series, hw: Hardware) -> Told:
+    mixer, phase = mixer_of(series)
+    return series, sparse_fit(hw, mixer, phase, series.kernel) if mixer else None, module_seconds(series, hw)(None)
+
+
+def _collective(series: Series, hw: Hardware) -> Told:
+    counts, taken = series.shape["num_gpus"], _taken(series.kernel)
+    moved = series.shape["bytes"] * bus_share(series.variant, counts)
+    return series, collective_fit(hw, series.variant, taken), domain_s(hw, series.variant, moved, counts, taken)
+
+
+def _ranked_experts(series: Series, hw: Hardware) -> Told:
+    fit, _ = moe_fit(hw, series.dtype, load_engine_calibration("sglang").moe_kernels)
+    return series, fit, expert_seconds(series, hw.device, brought(series))(fit, _every(series))
+
+
+def _experts(series: Series, hw: Hardware) -> Told:
+    fit, _ = moe_fit(hw, series.dtype, (series.kernel,))
+    kept, touched = group_limited(series)
+    dealt = by_power_law(kept) if series.variant == SKEWED else evenly(kept, touched)
+    return kept, fit, expert_seconds(kept, hw.device, dealt)(fit, _every(kept))
+
+
+def _dispatch(series: Series, hw: Hardware) -> Told:
+    per_node = hw.cluster.devices_per_node
+    operation, nodes = series.variant.split("@")
+    key = (series.kernel, operation, int(nodes) * per_node)
+    timed = (fit for fit in hw.calibration.dispatch if (fit.kernel, fit.operation, fit.group) == key)
+    fit = next(timed, None)
+    if fit is None:
+        raise SpecError(NO_CONSTANTS)
+    return series, fit, dispatch_seconds(series, hw.device, per_node)(fit, _every(series))
+
+
+def _chosen(
+    seconds_of: Callable[[Series, Any], Seconds], choose: Callable[[Series, Hardware], Any]
+) -> Callable[[Series, Hardware], Told]:
+    """Of kinds whose seconds one set of constants gives: how, and which a plan takes."""
+
+    def told(series: Series, hw: Hardware) -> Told:
+        fit = choose(series, hw)
+        if fit is None:
+            raise SpecError(NO_CONSTANTS)
+        return series, fit, seconds_of(series, hw.device)(fit, _every(series))
+
+    return told
 
 
 def _taken(kernel: str) -> str:
@@ -169,16 +194,21 @@ def _absorption(series: Series, hw: Hardware) -> Any:
     return next((fit for fit in fits if fit.kernel == series.kernel), fits[0] if fits else None)
 
 
-_KINDS: tuple[tuple[str, Callable[[Series, Any], Seconds], Callable[[Series, Hardware], Any]], ...] = (
-    ("gemm", gemm_seconds, lambda one, hw: gemm_fit(hw, one.dtype)[0]),
-    ("prefill", prefill_seconds, lambda one, hw: prefill_fit(hw, one.dtype, one.kernel)[0]),
-    ("encoder", encoder_seconds, lambda one, hw: encoder_fit(hw, one.kernel, float(one.variant))),
-    ("decode", decode_seconds, lambda one, hw: decode_fit(hw, one.dtype, one.kernel)[0]),
-    ("latent", latent_seconds, _latent),
-    ("absorption", absorption_seconds, _absorption),
-    ("scan", scan_seconds, lambda one, hw: scan_fit(hw, mixer_of_scan(one), _phase(one), one.kernel)),
-    (CONVOLUTION, convolution_seconds, lambda one, hw: scan_fit(hw, one.dtype, _phase(one), one.kernel)),
-    ("streams", streams_seconds, lambda one, hw: streams_fit(hw, one.kernel)),
-    ("stream", stream_seconds, lambda _, hw: hw.calibration.stream),
-)
-"""Kinds whose seconds one set of constants gives: how, and which a plan takes."""
+_BY_KIND: dict[str, Callable[[Series, Hardware], Told]] = {
+    "gemm": _chosen(gemm_seconds, lambda one, hw: gemm_fit(hw, one.dtype)[0]),
+    "prefill": _chosen(prefill_seconds, lambda one, hw: prefill_fit(hw, one.dtype, one.kernel)[0]),
+    "encoder": _chosen(encoder_seconds, lambda one, hw: encoder_fit(hw, one.kernel, float(one.variant))),
+    "decode": _chosen(decode_seconds, lambda one, hw: decode_fit(hw, one.dtype, one.kernel)[0]),
+    "latent": _chosen(latent_seconds, _latent),
+    "absorption": _chosen(absorption_seconds, _absorption),
+    "scan": _chosen(scan_seconds, lambda one, hw: scan_fit(hw, mixer_of_scan(one), _phase(one), one.kernel)),
+    CONVOLUTION: _chosen(convolution_seconds, lambda one, hw: scan_fit(hw, one.dtype, _phase(one), one.kernel)),
+    "streams": _chosen(streams_seconds, lambda one, hw: streams_fit(hw, one.kernel)),
+    "stream": _chosen(stream_seconds, lambda _, hw: hw.calibration.stream),
+    "sparse": _module,
+    "collective": _collective,
+    "ranked_experts": _ranked_experts,
+    "moe": _experts,
+    "dispatch": _dispatch,
+    "dispatch_normal": _dispatch,
+}

@@ -168,7 +168,7 @@ def _nearest(device: Device, asked: tuple[str, ...], folder: Path | str | None) 
     """
     if not device.relative or device.relative not in asked:
         return device.relative
-    others = [load_device(name, folder) for name in calibration_names("devices", folder) if name not in asked]
+    others = (load_device(name, folder) for name in calibration_names("devices", folder) if name not in asked)
     kin = (one.name for one in others if capability(one) == capability(device) or one.relative in asked)
     return next((name for name in kin if not load_device_calibration(name, folder=folder).told), None)
 

@@ -147,6 +147,26 @@ def test_collectives_and_dispatch(tmp_path: Path) -> None:
     assert fits[0].fitted.predicted == pytest.approx(fits[0].series.measured_s, rel=0.05)
 
 
+def test_an_engines_own_dispatch_in_a_rack(tmp_path: Path) -> None:
+    """Constants behind made-up timings come back, from one-sided kernels alone."""
+    columns = ["gpu", "src", "kernel", "phase", "dtype", "ep_size", "hidden_size", "topk", "num_tokens", "latency_us"]
+    rows = [
+        ["gb200", "trtllm-1", kernel, phase, "fp8", group, 7168, 8, tokens, slower * us]
+        for kernel, slower in (("NVLinkOneSided", 1.0), ("NVLinkTwoSided", 3.0))
+        for phase, value in (("dispatch", 1.0), ("combine", 2.0))
+        for group in (2, 8, 64)
+        for tokens in (1, 64, 1024, 16384)
+        for moved in [tokens * 7168 * value * min(8, group) * (1 - 1 / group)]
+        for us in [10.0 + 2.0 * np.log2(group) + moved / (0.6 * 900e9) * 1e6]
+    ]
+    file = write(tmp_path / "swap.csv", columns, rows)
+    found, fits = fit_device([file], "gb200", add=True)
+    assert {fit.operation for fit in found.exchange} == {"dispatch", "combine"} and len(fits) == 2
+    for fit in found.exchange:
+        assert (fit.fixed, fit.per_doubling, fit.rate) == pytest.approx((10e-6, 2e-6, 0.6), rel=0.01)
+        assert fit.quality.n == 12 and fit.quality.left_out_mape == pytest.approx(0.0, abs=1.0)
+
+
 def _of(fit: DispatchFit) -> tuple[str, str, int]:
     return fit.kernel, fit.operation, fit.group
 

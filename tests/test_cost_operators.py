@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlperf.cost import collectives
+from rlperf.cost import collectives, exchange
 from rlperf.cost.attention import (
     Heads,
     decode_attention_s,
@@ -428,6 +428,22 @@ def test_dispatch_across_nodes_goes_by_the_network() -> None:
     tray = load_hardware("gb200")  # 72 devices of one domain
     near, far = (float(collectives.dispatch_combine_s(tray, 512, 7168, 8, 256, n, n)) for n in (4, 64))
     assert far < 1.5 * near
+
+
+def test_own_kernels_send_a_token_once_to_a_device() -> None:
+    rack = load_hardware("gb200", "gb200_nvl72")
+    ways = {fit.operation: fit for fit in rack.calibration.exchange}
+    beside = 31.0 * (1.0 - (1.0 - 1.0 / 32.0) ** 8)  # of 32 devices those beside its own that a token's experts lie on
+    by_hand = sum(
+        ways[each].fixed + 5.0 * ways[each].per_doubling + 512 * 7168 * beside * value / (ways[each].rate * 900e9)
+        for each, value in (("dispatch", 0.5625), ("combine", 2.0))
+    )
+    assert float(exchange.exchange_s(rack, "trtllm", 512, 7168, 8, 0.5625, 32)) == pytest.approx(by_hand)
+    assert float(exchange.exchange_s(rack, "trtllm", 512, 7168, 8, 0.5625, 1)) == 0.0
+    lent = load_hardware("gb300", "gb300_nvl72").calibration.exchange
+    assert {fit.timed_on for fit in lent} == {"gb200"} and [fit.rate for fit in lent] == [
+        fit.rate for fit in rack.calibration.exchange
+    ]
 
 
 def test_host_copy_runs_at_the_host_link() -> None:

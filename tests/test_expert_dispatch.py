@@ -42,6 +42,21 @@ def test_tokens_sent_to_their_experts_alone_take_less_than_all_tokens_to_all_ran
         predict_job(job("pigeon"))
 
 
+@pytest.mark.parametrize(("engine", "cluster", "own"), [
+    ("trtllm", "gb200_nvl72", True), ("trtllm", "dgx_b200", False), ("vllm", "gb200_nvl72", False),
+])  # fmt: skip
+def test_an_engine_sends_by_its_own_kernels_inside_a_rack(engine: str, cluster: str, own: bool) -> None:
+    """NCCL's gathering of all tokens over 32 of 72 devices was charged to TensorRT-LLM, which does not run it there."""
+    layout, nodes = dict.fromkeys(WIDE, 32), 16 if cluster == "dgx_b200" else 32
+
+    def asked(dispatch: str | None) -> float:
+        question = {**job(dispatch, "verl", layout), "cluster": cluster, "engine": engine, "nodes": nodes}
+        return predict_job(question).stages_s.rollout
+
+    usual, gathered = asked(None), asked("nccl")
+    assert 0.5 < usual / gathered < 0.9 if own else usual == gathered
+
+
 def test_where_tokens_are_dispatched_experts_are_spread() -> None:
     left = predict_job({**job("deepep", layout={"tensor_parallel": 64})})
     assert any("expert_parallel 64" in each for each in left.assumed)

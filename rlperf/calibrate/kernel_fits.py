@@ -15,6 +15,7 @@ from rlperf.calibrate.kernel_seconds import (
     decode_seconds,
     dispatch_seconds,
     encoder_seconds,
+    exchange_seconds,
     gemm_seconds,
     own_fit,
     prefill_seconds,
@@ -31,6 +32,7 @@ from rlperf.specs.calibration import (
     DecodeFit,
     DeviceCalibration,
     DispatchFit,
+    ExchangeFit,
     GemmFit,
     PrefillFit,
     Quality,
@@ -322,6 +324,21 @@ def fit_dispatch(every: Series, device: Device, per_node: int, *, check: bool = 
         }
     )  # fmt: skip
     return KernelFit("dispatch", constants, fitted, series)
+
+
+def fit_exchange(series: Series, device: Device, *, check: bool = True) -> KernelFit:
+    """An engine's own dispatch or combine in one domain, all sizes of the group at once."""
+    named: dict[str, Any] = {"kernel": series.kernel, "operation": series.variant}
+    names = ("fixed", "per_doubling", "rate")
+
+    def build(p: FloatArray) -> ExchangeFit:
+        return ExchangeFit.model_construct(**named, **dict(zip(names, p, strict=True)))
+
+    bounds = Bounds.of((1e-6, 1e-5, 1e-3), (1e-8, 2e-6, 1e-4), (0.01, 0.7, 1.5))
+    fitted = run_fit(series, build, exchange_seconds(series, device), bounds, ("ep_size", "num_tokens"), check)
+    found = rounded(names, fitted.parameters, names[:2])
+    constants = ExchangeFit.model_validate({**named, **found, "quality": fitted.quality(series.name)})
+    return KernelFit("exchange", constants, fitted, series)
 
 
 def fit_streams(series: Series, device: Device, *, check: bool = True) -> KernelFit:

@@ -15,6 +15,8 @@ import numpy as np
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.cost.attention import Heads, decode_with, edge_pairs, flash_with, visible_pairs
 from rlperf.cost.collectives import link_bytes_per_s, reached
+from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.exchange import SUMMED_BYTES, exchanged_with
 from rlperf.cost.latent import absorbed_with, absorption_with
 from rlperf.cost.moe import Dealt, ExpertShape, grouped_with
 from rlperf.cost.roofline import gemm_with
@@ -25,6 +27,7 @@ from rlperf.specs.calibration import (
     AbsorptionFit,
     DecodeFit,
     DispatchFit,
+    ExchangeFit,
     GemmFit,
     LatentFit,
     MoeFit,
@@ -187,6 +190,18 @@ def dispatch_seconds(series: Series, device: Device, per_node: int) -> Seconds:
 
     def seconds(fit: DispatchFit, r: BoolArray) -> FloatArray:
         return np.asarray(fit.fixed + experts[r] * fit.per_expert + moved[r] / (fit.rate * rate))
+
+    return seconds
+
+
+def exchange_seconds(series: Series, device: Device) -> Seconds:
+    """An engine's own dispatch or combine of tokens whose experts lie apart, on as many devices as there can be."""
+    group, width, tokens, active = _columns(series, "ep_size", "hidden_size", "num_tokens", "topk")
+    value_bytes = dtype_of(series.dtype).activation_bytes if series.variant == "dispatch" else SUMMED_BYTES
+    moved = tokens * np.minimum(active, group) * width * value_bytes
+
+    def seconds(fit: ExchangeFit, r: BoolArray) -> FloatArray:
+        return exchanged_with(device, fit, moved[r], group[r])
 
     return seconds
 

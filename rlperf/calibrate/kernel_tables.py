@@ -53,6 +53,10 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("node_num", "hidden_size", "num_token", "num_topk", "num_experts"),
         frozenset({"gpu", "node_num", "num_token", "dispatch_transmit_us", "combine_transmit_us"}),
     ),
+    "exchange": (
+        ("ep_size", "hidden_size", "num_tokens", "topk"),
+        frozenset({"gpu", "kernel", "phase", "dtype", "ep_size", "hidden_size", "topk", "num_tokens", "latency_us"}),
+    ),
     "scan": (
         ("batch", "seq_len", "num_v_heads", "head_k_dim", "head_v_dim"),
         frozenset({"gpu", "kernel", "phase", "batch", "seq_len", "num_v_heads", "latency_us"}),
@@ -166,7 +170,7 @@ def short_kernel(kind: str, name: str, software: str) -> str:
             if backend in name:
                 return f"{engine}_{backend}"
         return f"{engine}_cutlass" if "torch_flow" in name else name
-    if kind in ("scan", "kda", "mamba", "streams", "sparse", "latent", "absorption"):
+    if kind in ("scan", "kda", "mamba", "streams", "sparse", "latent", "absorption", "exchange"):
         return software.split("-")[0]
     if kind == "collective":
         return {"TRTLLM": "trtllm", "vLLM_custom_graph": "custom", "vLLM_custom_eager": "custom_eager"}.get(name, name)
@@ -228,6 +232,9 @@ _EAGER_TOKENS = 4096.0
 DISPATCHED = "deepepmoe"
 """SGLang's experts behind DeepEP, which bring each rank the tokens of its own experts."""
 
+EXCHANGE = "NVLinkOneSided"
+"""Dispatch and combine of TensorRT-LLM that each device writes into the memory of the others, its first choice."""
+
 
 def _number(row: Mapping[str, str], name: str) -> float:
     """A cell, 0 where it is blank; infinite where it is no number, which whoever reads the row says with its line."""
@@ -244,6 +251,8 @@ def beside_the_point(kind: str, row: Mapping[str, str]) -> str:
             return "what the timed rank got is told in tokens, and not how many of its experts they chose"
         eager = row.get("phase") == "context" and _number(row, "latency_us") < 1e6 * EAGER_FLOOR
         return HOST_FLOOR if eager else ""
+    if kind == "exchange" and row["kernel"] != EXCHANGE:
+        return "kernels that the engine runs where its one-sided ones cannot"
     if kind == "latent" and row.get("flag"):
         return f"flagged {row['flag']}"
     if kind == "sparse":
@@ -317,7 +326,7 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     elif kind == "streams":
         yield device, short_kernel(kind, name, software), "", "", software
     else:
-        variant = row.get("phase" if kind in ("scan", "kda", "mamba", "latent") else "distribution") or ""
+        variant = row.get("phase" if kind in ("scan", "kda", "mamba", "latent", "exchange") else "distribution") or ""
         if kind in _CONVOLVED and "conv" in name:
             dtype = f"{dtype or 'gated_delta'} {CONVOLUTION}" if kind == "scan" else f"{kind} {CONVOLUTION}"
         yield device, short_kernel(kind, name, software), dtype, variant, software

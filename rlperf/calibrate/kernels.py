@@ -18,6 +18,7 @@ from rlperf.calibrate.kernel_fits import (
     fit_decode,
     fit_dispatch,
     fit_encoder,
+    fit_exchange,
     fit_gemm,
     fit_prefill,
     fit_stream,
@@ -41,6 +42,7 @@ SECTIONS = {
     "moe": "moe",
     "collective": "collectives",
     "dispatch": "dispatch",
+    "exchange": "exchange",
     "encoder": "encoder",
     "latent prompts": "latent_prefill",
     "latent decodes": "latent_decode",
@@ -139,6 +141,8 @@ def fit_series(
             fits.append(fit_streams(one, device, check=check))
         elif one.kind == "stream":
             fits.append(fit_stream(one, device, base.stream, check=check))
+        elif one.kind == "exchange":
+            fits.append(fit_exchange(one, device, check=check))
         elif one.kind in ("dispatch", "dispatch_normal"):
             fits.append(fit_dispatch(one, device, 4 if device.name.startswith("gb") else 8, check=check))
     return fits + _modules(series, device, base, check)

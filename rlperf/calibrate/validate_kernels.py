@@ -26,6 +26,7 @@ from rlperf.calibrate.kernel_seconds import (
     dispatch_seconds,
     encoder_seconds,
     evenly,
+    exchange_seconds,
     expert_seconds,
     gemm_seconds,
     latent_seconds,
@@ -41,6 +42,7 @@ from rlperf.calibrate.tables import Refusal, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.attention import decode_fit, prefill_fit
 from rlperf.cost.collectives import bus_share, collective_fit, domain_s
+from rlperf.cost.exchange import exchange_fit
 from rlperf.cost.latent import latent_decode_fit, latent_prefill_fit
 from rlperf.cost.layers.vision import encoder_fit
 from rlperf.cost.moe import moe_fit
@@ -204,6 +206,7 @@ _BY_KIND: dict[str, Callable[[Series, Hardware], Told]] = {
     "scan": _chosen(scan_seconds, lambda one, hw: scan_fit(hw, mixer_of_scan(one), _phase(one), one.kernel)),
     CONVOLUTION: _chosen(convolution_seconds, lambda one, hw: scan_fit(hw, one.dtype, _phase(one), one.kernel)),
     "streams": _chosen(streams_seconds, lambda one, hw: streams_fit(hw, one.kernel)),
+    "exchange": _chosen(exchange_seconds, lambda one, hw: exchange_fit(hw, one.kernel, one.variant)),
     "stream": _chosen(stream_seconds, lambda _, hw: hw.calibration.stream),
     "sparse": _module,
     "collective": _collective,

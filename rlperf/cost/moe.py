@@ -9,7 +9,7 @@ import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.roofline import Array, as_float, gemm_fit, joined, sheet_peak, still_in_l2
-from rlperf.layout import FloatArray
+from rlperf.layout import BoolArray, FloatArray
 from rlperf.specs.calibration import MoeFit
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
@@ -134,7 +134,7 @@ class Dealt:
 
     skew: Array = 1.0
     touched_share: Array = 1.0
-    dispatched: bool = False
+    dispatched: bool | BoolArray = False
     balanced: bool = False
     arranged: bool = False
 
@@ -190,7 +190,7 @@ def grouped_with(
     local = np.minimum(e, routed) / parallel if dealt.balanced else touched_experts(pairs, e / parallel)
     local = np.maximum(local, np.minimum(1.0, e)) * as_float(dealt.touched_share)
     matrices = float(experts.matrices)
-    bandwidth, own = device.memory_bandwidth, n / parallel if dealt.dispatched else n
+    bandwidth, own = device.memory_bandwidth, np.where(dealt.dispatched, n / parallel, n)
     compute_s = 2.0 * matrices * pairs * h * width / (sheet_peak(device, dtype) * fit.compute)
     weights = local * matrices * h * width * kind.weight_bytes
     weight_s = weights / (bandwidth * fit.memory)

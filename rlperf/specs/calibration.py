@@ -324,6 +324,18 @@ class DispatchFit(Frozen):
     quality: Quality = Quality()
 
 
+class ExchangeFit(Frozen):
+    """An engine's own dispatch or combine in one domain of any size; `rlperf.cost.exchange.exchanged_with`."""
+
+    kernel: str = Field(description="engine whose kernels were timed")
+    operation: str = Field(description="dispatch or combine")
+    fixed: Seconds
+    per_doubling: Seconds = Field(0.0, description="per doubling of the devices")
+    rate: PositiveFloat = Field(description="share of the scale-up bandwidth")
+    timed_on: str | None = Field(None, description="relative whose kernel stands here")
+    quality: Quality = Quality()
+
+
 class StreamFit(Frozen):
     """Memory-bound passes: large streams, and small unfused operators (norm, rope, activation)."""
 
@@ -363,6 +375,7 @@ class DeviceCalibration(Frozen):
     moe: tuple[MoeFit, ...] = ()
     collectives: tuple[CollectiveFit, ...]
     dispatch: tuple[DispatchFit, ...] = ()
+    exchange: tuple[ExchangeFit, ...] = ()
     scan: tuple[ScanFit, ...] = ()
     sparse: tuple[SparseFit, ...] = ()
     streams: tuple[StreamsFit, ...] = ()

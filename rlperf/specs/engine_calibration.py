@@ -132,6 +132,11 @@ class EngineCalibration(Frozen):
     expert_dispatch: Literal["nccl", "deepep"] = Field(
         "nccl", description="how attention-data-parallel ranks reach experts; a pool's setting replaces it"
     )
+    own_exchange: bool = Field(
+        True,
+        description="where nobody says, experts of one domain of several hosts are reached by kernels of the engine's "
+        "own, if it was timed with them; a pool that states how they are reached does without",
+    )
     kernels_per_layer: PositiveInt = Field(12, description="launches per layer from eager code")
     eager_call: Seconds | None = Field(
         None,

@@ -12,6 +12,7 @@ from rlperf.specs.calibration import (
     DecodeFit,
     DeviceCalibration,
     DispatchFit,
+    ExchangeFit,
     GemmFit,
     LatentFit,
     MoeFit,
@@ -26,7 +27,7 @@ from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link
 
-Lent = PrefillFit | LatentFit | AbsorptionFit | MoeFit | DispatchFit | ScanFit | SparseFit | StreamsFit
+Lent = PrefillFit | LatentFit | AbsorptionFit | MoeFit | DispatchFit | ExchangeFit | ScanFit | SparseFit | StreamsFit
 Fit = TypeVar("Fit", GemmFit, DecodeFit, LatentFit, AbsorptionFit, MoeFit, ScanFit, SparseFit, StreamsFit)
 _MIXERS = ("prefill", "encoder", "latent_prefill", "latent_decode", "absorption", "scan", "sparse", "streams")
 """Sections of a calibration that hold kernels of mixers over prompts, or of other mixers than grouped queries."""
@@ -148,6 +149,7 @@ def with_relatives_kernels(
         "sparse": [fit for fit in lent.sparse if (fit.mixer, fit.phase) not in chosen],
         "streams": () if constants.streams else lent.streams,
         "dispatch": [fit for fit in lent.dispatch if alike and (fit.kernel, fit.group) not in dispatched],
+        "exchange": () if constants.exchange else lent.exchange,
     }
     changes = {
         name: (

@@ -6,6 +6,7 @@ import numpy as np
 
 from rlperf.cost.collectives import all_gather_s, dispatch_combine_s, reduce_scatter_s
 from rlperf.cost.dtypes import dtype_of
+from rlperf.cost.exchange import exchange_s, has_exchange
 from rlperf.cost.layers.dense import activation_bytes, activation_operator, mlp
 from rlperf.cost.layers.layer import Layer, Matrix, Routing
 from rlperf.cost.moe import (
@@ -101,7 +102,7 @@ class Moe(Layer):
         split = np.maximum(replica.tensor / replica.expert, 1.0)
         popular = popular_experts(whole, route.active, route.count)
         dealt = Dealt(
-            dispatched=replica.engine.expert_dispatch == "deepep",
+            dispatched=_by_own_kernels(replica) | (replica.engine.expert_dispatch == "deepep"),
             skew=busiest(whole * route.active / replica.expert, replica.expert),
             touched_share=popular / np.maximum(touched_experts(whole * route.active, route.count), 1e-12),
         )
@@ -124,12 +125,15 @@ class Moe(Layer):
         """
         hw, route = replica.hw, self.routing
         group, near = replica.tensor, replica.within(replica.tensor)
-        back = whole * route.width * 2.0
-        out = whole * route.width * dtype_of(replica.roles.expert).activation_bytes
+        narrow = dtype_of(replica.roles.expert).activation_bytes
+        out, back = whole * route.width * narrow, whole * route.width * 2.0
         if replica.engine.expert_dispatch == "deepep":
             gathered = dispatch_combine_s(hw, local, route.width, route.active, route.count, group, near)
         else:
             gathered = all_gather_s(hw, out, group, near) + reduce_scatter_s(hw, back, group, near)
+        if (own := _by_own_kernels(replica)).any():
+            sent = exchange_s(hw, replica.engine.engine, local, route.width, route.active, narrow, group)
+            gathered = np.where(own, sent, gathered)
         copies = replica.attention_data > 1.0
         moved = np.where(copies, out + back, 0.0)
         return network_operator(replica, "expert exchange", count, np.where(copies, gathered, 0.0), moved)
@@ -198,3 +202,10 @@ class Moe(Layer):
             routed=pairs + 8.0 * route.count * keeping.spread,
             expert_hidden=route.active * width * route.hidden * keeping.spread,
         )
+
+
+def _by_own_kernels(replica: Replica) -> BoolArray:
+    """Whether tokens go to experts spread over one domain by kernels of the engine's own, and none are gathered."""
+    own = replica.engine.own_exchange and has_exchange(replica.hw, replica.engine.engine)
+    inside = replica.within(replica.tensor) == replica.tensor
+    return np.asarray(own & inside & (replica.expert == replica.tensor) & (replica.attention_data > 1.0))

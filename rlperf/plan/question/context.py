@@ -126,7 +126,7 @@ class Context:
         if settings.cuda_graphs is False:
             changed["cuda_graphs"] = False
         if settings.expert_dispatch:
-            changed["expert_dispatch"] = settings.expert_dispatch
+            changed |= {"expert_dispatch": settings.expert_dispatch, "own_exchange": False}
         return self.engine_profile.model_copy(update=changed) if changed else self.engine_profile
 
     @property

@@ -11,12 +11,13 @@ import pytest
 
 from rlperf.calibrate.kernel_tables import Series, read_series
 from rlperf.calibrate.kernels import added, fit_series, merged
-from rlperf.calibrate.module_fits import fit_modules, mixer_of, module_seconds
+from rlperf.calibrate.module_fits import fit_modules, mixer_of, module_seconds, timed_layer
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate_kernels import predict_rows
 from rlperf.cost.engine_memory import kv_bytes_per_request, kv_bytes_per_token
 from rlperf.cost.inference import decode_breakdown
 from rlperf.cost.layers import stack_of
+from rlperf.cost.layers.choosing import Choosing
 from rlperf.cost.layers.layer import Layer
 from rlperf.cost.layers.recurrent import Recurrent
 from rlperf.cost.replica import Replica, total
@@ -81,6 +82,22 @@ def test_a_prompt_gathers_its_keys_and_may_compute_places_that_it_did_not_fill()
     assert full == pytest.approx(short * 2048.0 / 128.5, rel=1e-3)  # 128.5 keys behind a query in the mean
     assert full == pytest.approx(16384 * 2048 * 1152 / H100.device.memory_bandwidth, rel=1e-3)
     assert seconds(256.0, "fp8", gather=1.0, padded=1.0, **plain) == pytest.approx(full / 2.0, rel=1e-3)
+
+
+def test_a_tile_of_heads_takes_its_time_beside_the_keys() -> None:
+    work = KeyChoice(np.array([64.0, 128.0]), 2048.0, 576.0, 0.0, 0.0, np.array(1024.0), narrow=False)
+    fit = TRUTH.model_copy(update={"phase": "context", "passes": 0.0, "fixed": 0.0, "per_tile": 5e-8})
+    none, keys = (chosen_with(H100.device, fit, work, 1000.0, 0.0, read, 0.0, 0.0) for read in (0.0, 1e5))
+    assert none == pytest.approx([5e-5, 1e-4])
+    assert keys - none == pytest.approx(1e5 * np.array([64.0, 128.0]) * 2048 / (0.5 * 989.4e12), rel=1e-3)
+
+
+def test_layers_of_a_window_alone_stand_for_no_timing() -> None:
+    """DeepSeek-V4-Flash begins with two of them, by which its layers of all compressed keys were once told."""
+    for part, ratio in (("csa", 4), ("hca", 128)):
+        named = replace(_timings("deepseek-ai/DeepSeek-V3.2", TRUTH), variant=f"DeepSeek-V4-Flash/{part}/context")
+        layer = timed_layer(named)
+        assert isinstance(layer, Choosing) and layer.ratio == ratio
 
 
 def test_caches_of_new_kinds_by_hand() -> None:
@@ -255,7 +272,7 @@ def test_modules_on_a_device_that_is_left_out(measured_data: Path) -> None:
     context, generation = (np.concatenate(errors[phase]) for phase in ("context", "generation"))
     assert len(generation) > 400
     assert np.median(generation) < 0.08 and generation.mean() < 0.12
-    assert np.median(context) < 0.12 and context.mean() < 0.18
+    assert np.median(context) < 0.08 and context.mean() < 0.13
 
 
 def test_the_scan_of_mamba_goes_by_chunks_and_by_memory() -> None:

@@ -45,9 +45,10 @@ RANGES = {
     "gather": (0.05, 1.0, 5.0),
     "padded": (0.01, 0.2, 1.0),
     "narrow": (0.05, 1.0, 2.0),
+    "per_tile": (1e-12, 3e-8, 1e-6),
 }
 """Lowest, first and highest value of every constant."""
-IN_SECONDS = ("fixed", "index_fixed", "per_choice")
+IN_SECONDS = ("fixed", "index_fixed", "per_choice", "per_tile")
 _TABLES = {"csa": "compressed_sparse", "hca": "compressed", "reusing": "sparse_reusing"}
 
 
@@ -60,7 +61,8 @@ def mixer_of(series: Series) -> tuple[str, str]:
 def timed_layer(series: Series) -> Softmax | None:
     """The attention of the model that was timed: one that chooses keys, where it has one, else a latent one.
 
-    None where the model has neither, or nobody describes it.
+    None where the model has neither, or nobody describes it. Layers of a window alone, which DeepSeek-V4-Flash begins
+    with, were not timed.
     """
     model, part, _ = series.variant.rsplit("/", 2)
     try:
@@ -68,19 +70,22 @@ def timed_layer(series: Series) -> Softmax | None:
     except SpecError:
         return None
     wanted = _TABLES.get(part)
-    choosing = [layer for layer in layers if isinstance(layer, Choosing) and wanted in (None, layer.table)]
+    reading = [layer for layer in layers if isinstance(layer, Choosing) and layer.ratio]
+    choosing = [layer for layer in reading if wanted in (None, layer.table)]
     reading_all = [layer for layer in layers if isinstance(layer, Latent) and not part]
     return next(iter([*choosing, *reading_all]), None)
 
 
-def _constants(modules: Sequence[Series], gathered: bool) -> list[str]:
+def _constants(modules: Sequence[Series], mixer: str, phase: str) -> list[str]:
     """What the timings can tell: gathers where keys are chosen one by one, conversions where both caches were timed.
 
-    Kernels that gather keys convert them on the way: no constant of it stood apart from the others.
+    Kernels that gather keys convert them on the way: no constant of it stood apart from the others. Decodes have too
+    few queries to tell what one takes beside its keys, and blocks were timed with few.
     """
-    names = [name for name in RANGES if name not in ("gather", "padded", "narrow")]
+    names = [name for name in RANGES if name not in ("gather", "padded", "narrow", "per_tile")]
     caches = {cache_bytes(one.dtype.split("/")[1]) < 2.0 for one in modules}
-    return names + (["gather", "padded"] if gathered else ["narrow"] if len(caches) > 1 else [])
+    told = ["gather", "padded"] if mixer in GATHERED else ["narrow"] if len(caches) > 1 else []
+    return names + told + (["per_tile"] if phase == "context" and mixer != "block_sparse" else [])
 
 
 def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None], FloatArray]:
@@ -126,7 +131,7 @@ def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) 
     whole = replace(whole, dtype="", variant=f"{mixer}/{phase}")
     models = np.repeat(np.arange(len(modules)), [len(one.measured_s) for one in modules]).astype(np.float64)
 
-    names = _constants(modules, mixer in GATHERED)
+    names = _constants(modules, mixer, phase)
 
     def build(p: FloatArray) -> SparseFit:
         own = dict(zip(names, p, strict=True))

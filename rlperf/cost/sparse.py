@@ -105,4 +105,5 @@ def chosen_with(
     gathered = fit.memory if fit.phase == "generation" else fit.gather or np.inf
     attention = joined(compute_s, c * work.key_bytes / (bandwidth * gathered), 2.0)
     passes = 2.0 * fit.passes * q * work.width / (bandwidth * fit.memory)
-    return np.where(q > 0, fit.fixed + passes + index + attention, 0.0)
+    tiles = q * work.heads / HEAD_TILE * fit.per_tile
+    return np.where(q > 0, fit.fixed + passes + index + tiles + attention, 0.0)

@@ -256,6 +256,7 @@ class SparseFit(Frozen):
     index_memory: PositiveFloat = Field(1.0, description="attainable share of the bandwidth of scores and index keys")
     index_fixed: Seconds = Field(0.0, description="kernels of a choice, whatever its size")
     per_choice: Seconds = Field(0.0, description="of a choice, per query that sees more keys than it may read")
+    per_tile: Seconds = Field(0.0, description="of a query and 64 of its heads, in front of and behind its keys")
     passes: float = Field(0.0, ge=0.0, description="times that small passes move queries and outputs")
     narrow: PositiveFloat = Field(
         1.0, description="of compute with a cache of 8 bits, whose keys the kernel converts, over that of 16"

@@ -15,6 +15,7 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.rollout_counted import SCREENED_RL_STEPS, Counted
+from rlperf.sim.rl_step.simulated_rollouts import Engines
 from rlperf.sim.rollout.rollout import simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.job import Job
@@ -59,11 +60,11 @@ def test_the_closed_form_is_the_events_where_trajectories_wait_for_environments(
     """Paces half an octave apart, and the replica with the most work taken for the last one, were up to 6 % off."""
     evaluation = judged(most)[1]
     engine = evaluation.replicas
-    closed = Counted(evaluation.demand).seconds(engine.count, engine.limits.max_running, engine.limits, engine.cost)
+    closed = Counted(evaluation.demand).turns_s(Engines(engine.cost, engine.limits, engine.count, None))
     assert closed == pytest.approx(float(evaluation.rollout.makespan_s[:SCREENED_RL_STEPS].mean()), rel=0.015)
 
 
-def test_the_closed_form_counts_at_the_pace_that_comes_out_where_environments_take_long() -> None:
+def test_the_screen_serves_agents_at_their_own_pace_where_environments_take_long() -> None:
     """Most trajectories wait for their environment: at the pace of a full batch the makespan would be 29 % short."""
     context = resolve(Job.model_validate(JOB))
     drawn = context.tasks[0].source.demand(context.tasks[0].batches[0], None, 0)
@@ -72,6 +73,6 @@ def test_the_closed_form_counts_at_the_pace_that_comes_out_where_environments_ta
     long = replace(short, tool_latency_s=40.0 * short.tool_latency_s)
     cost = EngineStepCost(np.array([0.0, 1.0]), np.zeros(2), host_s=0.003, host_per_request_s=0.002)
     limits = EngineLimits(kv_tokens=np.inf, max_running=64)
-    closed = Counted(replace(drawn, tables=(long,))).seconds(2, 64, limits, cost)
+    closed = Counted(replace(drawn, tables=(long,))).turns_s(Engines(cost, limits, 2, None))
     events = simulate_rollout(Trajectories.from_table(long), 2, cost=cost, limits=limits).makespan_s
-    assert closed == pytest.approx(events, rel=0.03)
+    assert closed == pytest.approx(events, rel=0.002)

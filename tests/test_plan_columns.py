@@ -43,24 +43,36 @@ def test_modes_that_run_ahead_share_the_count_of_engine_steps(monkeypatch: pytes
 
 
 def test_a_job_that_is_asked_again_with_other_engines_shares_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What-ifs plan one job again and again: of agents most of every screen was the same count of engine_steps."""
+    """What-ifs plan one job again and again: most of every screen was the same count of engine_steps."""
     counts = []
     take = rollout_counted.take_census
     monkeypatch.setattr(rollout_counted, "take_census", lambda *args, **named: counts.append(1) or take(*args, **named))
-    task = {"name": "t", "workload": "searching", "prompts_per_step": 8, "group_size": 2, "max_response_tokens": 1536}
-    words = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "framework": "verl==0.9.1", "tasks": [task]}
-    pinned = {"role": "trainer", "layout": {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1}}
-
-    def asked(dtype: str) -> tuple[Screened, int]:
-        pools = [pinned, {"role": "rollout", "settings": {"kv_dtype": dtype}, "layout": {"tensor_parallel": [1, 2]}}]
-        question = ask(Job.model_validate({**words, "pools": pools}))
-        own = question.context.tasks[0]
-        demand = own.source.demand(own.batches[0], None, 0)
-        return screen(question.context, own, (demand,), question.facts), len(counts)
-
-    (first, some), (second, more) = asked("bf16"), asked("fp8")
-    assert some > 0 and more - some < some / 4  # what is left to count are other paces and concurrencies
+    (first, some), (second, more) = (_screened("math", dtype, 1, counts) for dtype in ("bf16", "fp8"))
+    assert some > 0 and more - some < some / 4  # what is left to count are other concurrencies
     assert not np.array_equal(first.rl_step_s[:4], second.rl_step_s[:4])
+
+
+def test_agents_that_are_asked_about_with_another_trainer_are_not_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    serve = rollout_counted.serve_turns
+    monkeypatch.setattr(rollout_counted, "serve_turns", lambda *args: counts.append(1) or serve(*args))
+    (first, some), (second, more) = (_screened("searching", "bf16", tensor, counts) for tensor in (1, 2))
+    assert some > 0 and more == some
+    assert not np.array_equal(first.rl_step_s[:4], second.rl_step_s[:4])
+
+
+def _screened(workload: str, dtype: str, tensor: int, counts: list[int]) -> tuple[Screened, int]:
+    """A small job screened with a cache's dtype and a trainer's tensor parallelism, and what was counted by then."""
+    task = {"name": "t", "workload": workload, "prompts_per_step": 8, "group_size": 2, "max_response_tokens": 1536}
+    pools = [
+        {"role": "trainer", "layout": {"tensor_parallel": tensor, "pipeline_parallel": 1, "context_parallel": 1}},
+        {"role": "rollout", "settings": {"kv_dtype": dtype}, "layout": {"tensor_parallel": [1, 2]}},
+    ]
+    words = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "framework": "verl==0.9.1", "tasks": [task]}
+    question = ask(Job.model_validate({**words, "pools": pools}))
+    own = question.context.tasks[0]
+    demand = own.source.demand(own.batches[0], None, 0)
+    return screen(question.context, own, (demand,), question.facts), len(counts)
 
 
 def test_rows_of_a_layout_whose_fields_broadcast() -> None:

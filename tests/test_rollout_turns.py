@@ -1,4 +1,4 @@
-"""Turns counted one by one at a constant pace: what the event loop counts."""
+"""Turns and their tools, served for the screen: what the event loop finds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.sim.rl_step.rollout_counted import Counted, Engines, SimulatedRollouts
-from rlperf.sim.rollout import EngineOptions, StepCensus, Trajectories, take_census
-from rlperf.sim.rollout import closed_form as counting
+from rlperf.sim.rl_step.rollout_counted import Counted
+from rlperf.sim.rl_step.simulated_rollouts import Engines, SimulatedRollouts
+from rlperf.sim.rollout import EngineOptions, Trajectories
 from rlperf.sim.rollout.apart import Apart
-from rlperf.sim.rollout.closed_form import paced
 from rlperf.sim.rollout.replica import simulate_replica
+from rlperf.sim.rollout.turns import serve_turns
 
 
-def _agents(rng: np.random.Generator, n: int) -> Trajectories:
-    """Groups of agents whose contexts grow by what they write and what tools answer; some answer at once."""
-    offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 9, n))])
-    response, answer = rng.integers(1, 60, offsets[-1]), rng.integers(0, 200, offsets[-1])
+def _agents(rng: np.random.Generator, n: int, long: int = 1) -> Trajectories:
+    """Groups of agents whose contexts grow by what they write and what tools answer; some answer at once.
+
+    ``long``: times as long are answers, and as many turns
+    """
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 9 * long, n))])
+    response, answer = rng.integers(1, 60, offsets[-1]), rng.integers(0, 200 * long, offsets[-1])
     group, begin = rng.integers(0, max(n // 4, 1), n), rng.integers(5, 300, n)
     grown = np.concatenate([[0], np.cumsum(response + answer)[:-1]])
     owner = np.repeat(np.arange(n), np.diff(offsets))
@@ -28,15 +31,14 @@ def _agents(rng: np.random.Generator, n: int) -> Trajectories:
     return Trajectories(prompt, response, tool_s, offsets, group, np.zeros(n))
 
 
-def _by_events(monkeypatch: pytest.MonkeyPatch, *args: object, **named: object) -> StepCensus:
-    with monkeypatch.context() as patched:
-        patched.setattr(counting, "turns_apply", lambda *_: False)
-        return take_census(*args, **named)  # type: ignore[arg-type]
+COST = EngineStepCost(
+    np.array([0.0, 64.0, 8192.0]), np.array([0.002, 0.004, 0.2]), host_s=0.004, decode_per_kv_token_s=2e-7,
+    prefill_per_pair_s=1e-9, graph_buckets=np.array([1, 8, 16, 32, 64]),
+)  # fmt: skip
 
 
-def test_counts_are_those_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few places, prompts cut at the budget, slots of an environment, idle engines."""
-    waits = 0
+def test_turns_are_served_as_the_events_serve_them() -> None:
+    """Few places, prompts cut at the budget, slots of an environment, idle engines, prefill first; nothing evicted."""
     for seed in range(60):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(2, 40))
@@ -46,25 +48,31 @@ def test_counts_are_those_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
             max_running=int(rng.integers(1, n + 3)),
             token_budget=int(rng.choice([64, 256, 8192])),
             prefix_caching=bool(seed % 4),
+            chunked_prefill=seed % 7 > 0,
         )
-        asked = {"cost": paced(float(rng.choice([0.013, 0.7, 3.1]))),
-                 "options": EngineOptions(trajectories=slots if seed % 2 else None)}  # fmt: skip
-        counted, events = take_census(agents, limits, **asked), _by_events(monkeypatch, agents, limits, **asked)
-        for name in StepCensus.__dataclass_fields__:
-            if name != "_weights":
-                np.testing.assert_allclose(
-                    getattr(counted, name), getattr(events, name), rtol=1e-6, atol=1e-6, err_msg=f"seed {seed}: {name}"
-                )
-        waits += counted.wait_s > 0.0
-    assert waits > 10
+        options = EngineOptions(trajectories=slots if seed % 2 else None)
+        served = serve_turns(agents, COST, limits, options)
+        events = simulate_replica(agents, COST, limits, options=options).trajectory_finish_s
+        np.testing.assert_allclose(served.finish_s, events, rtol=0.01, err_msg=f"seed {seed}")
+        assert served.finish_s.max() == pytest.approx(events.max(), rel=0.004)
 
 
-def test_agents_are_counted_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The screen of agents on four nodes spent a minute in the event loop."""
-    monkeypatch.setattr(counting, "simulate_replica", None)
-    agents = _agents(np.random.default_rng(0), 40)
-    limits = EngineLimits(kv_tokens=np.inf, max_running=16)
-    assert take_census(agents, limits, cost=paced(0.02)).steps > 0
+@pytest.mark.parametrize("share", [0.15, 0.25, 0.5, 0.75])
+def test_contexts_that_are_evicted_while_their_tools_run_are_read_again(share: float) -> None:
+    """Closed forms had agents whose cache was too small at half of what events take."""
+    again, off = 0.0, []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        agents = _agents(rng, 48, long=8)
+        kv_tokens = share * float(agents.final_tokens[agents.offsets[1:] - 1].sum())
+        limits = EngineLimits(kv_tokens, max_running=48, watermark=0.01 * (seed % 2))
+        served = serve_turns(agents, COST, limits)
+        events = simulate_replica(agents, COST, limits)
+        off.append(float(served.finish_s.max()) / events.makespan_s - 1.0)
+        assert np.mean(served.finish_s) == pytest.approx(float(events.trajectory_finish_s.mean()), rel=0.02)
+        again += float(events.segments.recomputed.sum()) / float(events.segments.prefill_tokens.sum()) / 6
+    assert abs(np.mean(off)) < 0.01 and max(map(abs, off)) < 0.04
+    assert again > {0.15: 0.9, 0.25: 0.85, 0.5: 0.05}.get(share, -1.0)
 
 
 def test_a_simulation_that_no_limit_bound_holds_under_others() -> None:

@@ -335,7 +335,7 @@ def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) 
 def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]) -> Configuration | None:
     """The best candidate of engines that nobody has judged, where it may beat all that was; None where none may.
 
-    Closed forms see nothing evicted and are near the least that events take. Where these find more, of engines whose
+    Closed forms see nobody preempted and are near the least that events take. Where these find more, of engines whose
     cache runs over, all finalists may have such engines, and others that closed forms rank far behind are faster.
     """
 

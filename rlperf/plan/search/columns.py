@@ -24,7 +24,8 @@ from rlperf.sim.remembered import Key, Remembered
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated
 from rlperf.sim.rl_step.flow import Allowed
-from rlperf.sim.rl_step.rollout_counted import Counted, SimulatedRollouts
+from rlperf.sim.rl_step.rollout_counted import Counted
+from rlperf.sim.rl_step.simulated_rollouts import SimulatedRollouts
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Mode

@@ -15,7 +15,7 @@ from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
-from rlperf.sim.rl_step.counted_ends import counted_ends_s, even_ends_s
+from rlperf.sim.rl_step.counted_ends import counted_ends_s
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import (
     ReplicaMemory,
@@ -136,13 +136,15 @@ def simulated(context: Context, columns: RolloutColumns, rows: IntArray, counted
     held = cache_granted(columns.kv_tokens[rows], counted.demand.request_tokens)
     pools = pools_of(
         settings, columns.costs, columns.layout.take(rows), columns.engine[rows], held, columns.max_running[rows],
-        counted, columns.aparts,
+        counted, columns.aparts, columns.ends_s is not None,
     )  # fmt: skip
     found, _, _, _ = counted_seconds(pools, counted)
     makespan, guessed = columns.makespan_s.copy(), columns.guessed.copy()
     makespan[rows], guessed[rows] = found, False
     group = counted.flow.group_seconds(makespan, columns.steady_s)
-    ends = None if columns.ends_s is None else even_ends_s(makespan, group)
+    ends = None if columns.ends_s is None else columns.ends_s.copy()
+    if ends is not None:
+        ends[rows] = counted_ends_s(pools, counted, found, group[rows])
     made = replace(columns, makespan_s=makespan, group_s=group, guessed=guessed, ends_s=ends)
     return _joined(made, rows, counted, settings, lent) if lent else made
 
@@ -171,9 +173,9 @@ def memory_fractions(context: Context) -> tuple[float, ...]:
     return (*BESIDE_STATES, *MEMORY_FRACTIONS) if stays and shared else MEMORY_FRACTIONS
 
 
-def places_tried(streams: bool) -> tuple[int, ...]:
-    """Requests at once that are tried where a job states none."""
-    return STREAMED_RUNNING if streams else MAX_RUNNING
+def places_tried(streams: bool, turns: bool = False) -> tuple[int, ...]:
+    """Requests at once that are tried where a job states none; agents, whose ``turns`` wait, gain nothing by few."""
+    return STREAMED_RUNNING if streams and not turns else MAX_RUNNING
 
 
 def _slots_with_room(memory: ReplicaMemory, each: IntArray, ranks: IntArray, demand: Demand) -> IntArray:
@@ -201,14 +203,14 @@ def _columns(
     # a replica across nodes is refused, but it can be costed: a pinned one is predicted all the same
     can_cost = (flags & ~int(Reject.NODE)) == 0
     keep, dead = np.flatnonzero(can_cost), layout.flat(~can_cost)
-    shapes, asked = layout.take(keep), context.job.pool("rollout").settings
-    settings = asked.filled()
+    shapes, settings = layout.take(keep), (asked := context.job.pool("rollout").settings).filled()
     costs = tabulate(
         context.site, architecture, settings, shapes, known=counted.costs, images=demand.images,
         read_tokens=demand.read_tokens(settings.prefix_caching),
     )  # fmt: skip
     paces = np.array([cost.pace_s for cost in costs]).reshape(-1, 3)
-    options = np.arange(len(keep)), memory_fractions(context), asked.max_running or places_tried(streams)
+    places = places_tried(streams, not counted.single_turn)
+    options = np.arange(len(keep)), memory_fractions(context), asked.max_running or places
     e, f, m = (np.asarray(a).ravel() for a in np.meshgrid(*options, indexing="ij"))
     held_by = partial(replica_memory, context.site, architecture, settings, rows := shapes.take(e), f)
     m = m if asked.max_running else _slots_with_room(held_by(m), m, rows.attention_data_parallel, demand)
@@ -220,7 +222,7 @@ def _columns(
     alive = np.flatnonzero((why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0)
     held = cache_granted(memory.kv_tokens[alive], demand.request_tokens)
     guessed, aparts = np.zeros(len(e), dtype=np.bool_), apart_of(context.site, architecture, settings, shapes)
-    pools = pools_of(settings, costs, rows.take(alive), e[alive], held, m[alive], counted, aparts)
+    pools = pools_of(settings, costs, rows.take(alive), e[alive], held, m[alive], counted, aparts, streams)
     makespan[alive], steady[alive], again[alive], guessed[alive] = counted_seconds(pools, counted, least=least)
     group, ends = counted.flow.group_seconds(makespan, steady), np.full((len(e) + dead.size, ENDS), np.inf)
     if streams:

@@ -10,8 +10,9 @@ import numpy as np
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.modes import first_group_s
-from rlperf.sim.rl_step.rollout_counted import Counted, Engines, concurrency_of
-from rlperf.sim.rollout.group_ends import ENDS, GroupEnds, count_group_ends
+from rlperf.sim.rl_step.rollout_counted import Counted, concurrency_of
+from rlperf.sim.rl_step.simulated_rollouts import Engines
+from rlperf.sim.rollout.group_ends import ENDS, GroupEnds, count_group_ends, group_ends
 from rlperf.sim.rollout.routing import route, telling_replicas
 
 
@@ -32,16 +33,20 @@ def counted_ends_s(
 ) -> FloatArray:
     """When each part of the groups is complete, mean over the rl_steps that are counted [s] ``[pools][ENDS]``.
 
-    Of requests that run in waves as these end (`count_group_ends`). Where turns wait for tools, prompts are read apart
+    Of requests that run in waves as these end (`count_group_ends`). Where prompts are read apart
     or a batch is not rolled out at once, as if groups ended evenly.
     """
     ends_s = even_ends_s(makespan_s, group_s)
     batch = counted.demand.batch
-    if batch.rounds > 1 or batch.over_provision > 1.0 or not all(table.single_turn for table in counted.tables):
+    if batch.rounds > 1 or batch.over_provision > 1.0:
         return ends_s
     known: dict[tuple[EngineStepCost, int, int], FloatArray] = {}
     for position in np.flatnonzero([pool.apart is None for pool in pools]).tolist():
         pool, seconds = pools[position], np.zeros(ENDS)
+        if not counted.single_turn:
+            if (ended := counted.known_turns(pool)) is not None:
+                ends_s[position] = np.mean([group_ends(each.finish_s, each.group) for each in ended], axis=0)
+            continue
         for concurrency, weight in concurrency_of(pool.limits, counted.tables, pool.replicas, counted.flow.context):
             key = (pool.cost, pool.replicas, concurrency)
             if key not in known:

@@ -1,7 +1,8 @@
 """The rollout of many pools in closed form: engine_steps counted once per concurrency, priced by a dot product.
 
 Which requests share an engine_step does not depend on what it costs, so that the engine_steps of a workload are counted
-once and every engine shape costs a product (`StepCensus`). ``docs/theory/rl_step.md`` has the road.
+once and every engine shape costs a product (`StepCensus`). Agents, of whom it does, are served on every engine.
+``docs/theory/rl_step.md`` has the road.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
-from typing import Generic, TypeVar
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -27,95 +27,27 @@ from rlperf.sim.rl_step.flow import (
     steady_running,
     steady_seconds,
 )
+from rlperf.sim.rl_step.simulated_rollouts import Ended, Engines, SimulatedRollouts, Within, holding
 from rlperf.sim.rollout.apart import Apart, simulate_apart
-from rlperf.sim.rollout.closed_form import StepCensus, paced, take_census
+from rlperf.sim.rollout.closed_form import StepCensus, take_census
 from rlperf.sim.rollout.group_ends import GroupEnds
 from rlperf.sim.rollout.lent import AT, joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
-from rlperf.sim.rollout.replica import PLAIN
-from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
-from rlperf.sim.rollout.routing import may_be_last, route
+from rlperf.sim.rollout.rollout import simulate_rollout
+from rlperf.sim.rollout.routing import may_be_last, route, telling_replicas
 from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.sim.rollout.turns import serve_turns
 from rlperf.specs.pool import Settings
 
 SCREENED_RL_STEPS = 2
 """rl_steps of a demand that the closed form counts; the events simulate all of them."""
-HEAVIEST = 1
-"""Replicas that are busy longest whose engine_steps the closed form counts, beside that of the longest trajectory."""
-LEAST_APART, LEAST_JOINED = 0.9, 0.8
-"""What of a guess is taken to be no more than what simulating finds, measured and not proven: of 1,237 rollouts with
-readers none took less than 0.91 of one with as many or more replicas and caches; of 1,051 that others join none less
-than 0.81 of the line between a closed form on all replicas and the makespan alone (docs/theory/planner.md)."""
-
-
-Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, eq=False)
-class Within(Generic[Found]):
-    """What was found under some limits, from which cache on it is the same, and whether more places could change it."""
-
-    limits: EngineLimits
-    found: Found
-    roomy_tokens: float
-    full_places: bool
-
-    @classmethod
-    def of(cls, limits: EngineLimits, found: Found, served: Sequence[RolloutResult]) -> Within[Found]:
-        """What the rollouts that were ``served`` under some limits come to."""
-        return cls(limits, found, max(s.roomy_tokens for s in served), any(s.full_places for s in served))
-
-    def holds(self, limits: EngineLimits) -> bool:
-        """Whether it is the same under other limits: where one of them was no limit, under any that is none either."""
-        own = self.limits
-        cache = limits.kv_tokens == own.kv_tokens or limits.kv_tokens >= self.roomy_tokens
-        places = limits.max_running == own.max_running or (
-            not self.full_places and limits.max_running > own.max_running
-        )
-        alike = replace(own, kv_tokens=limits.kv_tokens, max_running=limits.max_running) == limits
-        return alike and cache and places
-
-
-@dataclass(frozen=True, eq=False)
-class Engines:
-    """Equal replicas of a pool, some of which may read prompts for the others."""
-
-    cost: EngineStepCost
-    limits: EngineLimits
-    replicas: int
-    apart: Apart | None
-
-    @property
-    def writers(self) -> int:
-        """Replicas that write responses."""
-        return self.replicas - (self.apart.readers if self.apart else 0)
-
-    @cached_property
-    def key(self) -> tuple[object, ...]:
-        """What tells them from others but for their number, cache and places, by value."""
-        return self.cost.key, self.apart, replace(self.limits, kv_tokens=np.inf, max_running=1)
-
-
-@dataclass(eq=False)
-class SimulatedRollouts:
-    """Rollouts that no closed form counts, by their engine.
-
-    Attributes
-    ----------
-    apart : makespans where prompts are read apart, by replicas, too [s]
-    joined : those where others join, as shares of that alone, by both numbers of replicas, too ``[AT]``
-    roomiest : (replicas, cache, the least makespan with any number of places) where prompts are read apart
-    """
-
-    apart: dict[tuple[object, ...], list[Within[float]]] = field(default_factory=dict)
-    joined: dict[tuple[object, ...], list[Within[FloatArray]]] = field(default_factory=dict)
-    roomiest: dict[tuple[object, ...], list[tuple[int, float, float]]] = field(default_factory=dict)
-
-    def least_apart_s(self, pool: Engines) -> float | None:
-        """No more than a makespan, from those of as many or more replicas and caches; None: there is none [s]."""
-        replicas, held = pool.replicas, pool.limits.kv_tokens
-        found = [s for count, room, s in self.roomiest.get(pool.key, ()) if count >= replicas and room >= held]
-        return LEAST_APART * max(found) if found else None
+HEAVIEST, FULLEST = 1, 2
+"""Replicas that the closed form counts beside that of the longest trajectory: those that are busy longest, and of
+agents those whose contexts are longest together, which evict most."""
+LEAST_JOINED = 0.8
+"""What of a guess is taken to be no more than what simulating finds, measured and not proven: of 1,051 rollouts that
+others join none took less than 0.81 of the line between a closed form on all replicas and the makespan alone
+(docs/theory/planner.md)."""
 
 
 @dataclass(eq=False)
@@ -125,9 +57,10 @@ class Counted:
     Attributes
     ----------
     allowed : what may be under way at once
-    simulated : what no closed form counts
+    simulated : what no count of engine_steps serves
     ends : when groups end in engine_steps, by replicas, and limits with places; of each table
-    censuses : engine_steps by replicas, places, limits and pace: of those replicas of each table that may be last
+    censuses : engine_steps by replicas and limits with places: of those replicas of each table that may be last
+    served : ends of trajectories of several turns by engine, replicas and slots, of each table
     """
 
     demand: Demand
@@ -135,8 +68,9 @@ class Counted:
     costs: Tabulated = field(default_factory=dict)
     simulated: SimulatedRollouts = field(default_factory=lambda: SimulatedRollouts())
     ends: dict[tuple[int, EngineLimits], list[GroupEnds]] = field(default_factory=dict)
-    censuses: dict[tuple[int, int | None, EngineLimits, float], list[list[StepCensus]]] = field(default_factory=dict)
-    _slowest: dict[tuple[int, int | None, float], list[list[Trajectories]]] = field(default_factory=dict)
+    censuses: dict[tuple[int, EngineLimits], list[list[StepCensus]]] = field(default_factory=dict)
+    served: dict[tuple[object, ...], list[Within[list[Ended]]]] = field(default_factory=dict)
+    _slowest: dict[int, list[list[Trajectories]]] = field(default_factory=dict)
 
     @cached_property
     def flow(self) -> Flow:
@@ -155,46 +89,55 @@ class Counted:
             part for table in tables for part in generation_batches(Trajectories.from_table(table), self.demand.batch)
         ]
 
+    @cached_property
+    def single_turn(self) -> bool:
+        """Whether every trajectory has one turn: who shares an engine_step then hangs on no seconds."""
+        return all(table.single_turn for table in self.tables)
+
     def seconds(self, replicas: int, concurrency: int, limits: EngineLimits, cost: EngineStepCost) -> float:
-        """Makespan at a concurrency, a cache that binds counting as one; mean over the rl_steps that are counted [s].
-
-        Who waits for an environment runs beside others the sooner engine_steps are. Of several turns engine_steps are
-        counted at paces half an octave apart: the two between which they come out as they were counted. There, by the
-        logarithm, lies the makespan.
-        """
-        if all(table.single_turn for table in self.tables):
-            return _makespan_s(self._census(replicas, concurrency, limits, 1.0, PLAIN), cost)[0]
-        options = EngineOptions(trajectories=self.under_way(replicas))
-
-        @cache
-        def at(half_octave: int) -> tuple[float, float]:
-            """(makespan, how much slower engine_steps come out than they were counted, as a logarithm)."""
-            pace_s = 2.0 ** (half_octave / 2.0)
-            makespan, s = _makespan_s(self._census(replicas, concurrency, limits, pace_s, options), cost)
-            return makespan, float(np.log(s / pace_s))
-
-        full = float(cost.decode_s(float(concurrency), concurrency * self.flow.context))
-        low = int(np.floor(2.0 * np.log2(full)))
-        while at(low)[1] < 0.0:
-            low -= 1
-        while at(low + 1)[1] > 0.0:
-            low += 1
-        (below, slower), (above, faster) = at(low), at(low + 1)
-        return below + (above - below) * slower / max(slower - faster, 1e-12)
-
-    def _census(
-        self, replicas: int, concurrency: int, limits: EngineLimits, pace_s: float, options: EngineOptions
-    ) -> list[list[StepCensus]]:
-        """Engine_steps of the replicas that may be last, where each takes ``pace_s``."""
+        """Makespan of single turns at a concurrency, a cache's perhaps; mean over the rl_steps that are counted [s]."""
         free = replace(limits, kv_tokens=np.inf, max_running=concurrency)
-        slots = options.trajectories
-        key, last = (replicas, slots, free, pace_s), (replicas, slots, pace_s)
-        if key not in self.censuses:
-            if last not in self._slowest:
-                self._slowest[last] = [_slowest_replicas(table, replicas, pace_s, slots) for table in self.tables]
-            count = partial(take_census, limits=free, cost=paced(pace_s), options=options)
-            self.censuses[key] = [[count(each) for each in part] for part in self._slowest[last]]
-        return self.censuses[key]
+        if (key := (replicas, free)) not in self.censuses:
+            if replicas not in self._slowest:
+                self._slowest[replicas] = [_slowest_replicas(table, replicas) for table in self.tables]
+            count = partial(take_census, limits=free)
+            self.censuses[key] = [[count(each) for each in part] for part in self._slowest[replicas]]
+        of_table = [max(float(each.makespan_s(cost)) for each in part) for part in self.censuses[key]]
+        return float(np.mean(of_table))
+
+    def turns_s(self, pool: Engines) -> float:
+        """Makespan of trajectories of several turns, mean over the rl_steps that are counted [s]."""
+        return float(np.mean([ended.finish_s.max() for ended in self.turns(pool)]))
+
+    def turns(self, pool: Engines) -> list[Ended]:
+        """When trajectories of several turns end in every table, on the replicas that may be the last."""
+        if (known := self.known_turns(pool)) is not None:
+            return known
+        options = EngineOptions(trajectories=self.under_way(pool.replicas))
+        bound, ended, every = self._turns_bound(pool), [], []
+        for table in self.tables:
+            chosen = route(table, "round_robin", np.ones(pool.replicas))
+            finish_s = np.full(len(table), -1.0)
+            for replica in _telling_turns(table, chosen, pool, options.trajectories).tolist():
+                own = np.flatnonzero(chosen == replica)
+                every.append(serve_turns(table.take(own), pool.cost, bound, options))
+                finish_s[own] = every[-1].finish_s
+            counted = finish_s >= 0.0
+            ended.append(Ended(finish_s[counted], table.group[counted]))
+        tried = self.served.setdefault(self._turns_key(pool), [])
+        tried.append(Within.of(bound, ended, every))
+        return ended
+
+    def known_turns(self, pool: Engines) -> list[Ended] | None:
+        """The same where they have been served."""
+        return holding(self.served.get(self._turns_key(pool), ()), self._turns_bound(pool))
+
+    def _turns_key(self, pool: Engines) -> tuple[object, ...]:
+        return pool.key, pool.replicas, self.under_way(pool.replicas)
+
+    def _turns_bound(self, pool: Engines) -> EngineLimits:
+        most = -(-max(len(table) for table in self.tables) // pool.replicas)
+        return replace(pool.limits, max_running=min(pool.limits.max_running, most))
 
     def bound(self, limits: EngineLimits, replicas: int) -> EngineLimits:
         """What binds where rollouts are simulated: a cache that holds all that a replica may keep is like any other.
@@ -205,6 +148,20 @@ class Counted:
         longest = max(int(table.final_tokens.max()) for table in self.tables)
         kv_tokens = limits.kv_tokens if limits.kv_tokens < 2.0 * most * longest else np.inf
         return replace(limits, kv_tokens=kv_tokens, max_running=min(limits.max_running, most))
+
+    def simulates(self, pool: Engines) -> bool:
+        """Whether who runs beside whom depends on seconds: no count of engine_steps then serves several costs."""
+        return pool.apart is not None or not self.single_turn
+
+    def simulated_s(self, pool: Engines) -> float:
+        """Makespan of a pool that has to be simulated, mean over the rl_steps that are counted [s]."""
+        return self.turns_s(pool) if pool.apart is None else self.apart_s(pool, pool.apart)
+
+    def known_s(self, pool: Engines) -> float | None:
+        """The same where it has been simulated."""
+        if pool.apart is not None:
+            return self.known_apart_s(pool, pool.apart)
+        return None if self.known_turns(pool) is None else self.turns_s(pool)
 
     def apart_s(self, pool: Engines, apart: Apart) -> float:
         """Makespan where prompts are read apart, mean over the rl_steps that are counted [s].
@@ -252,7 +209,7 @@ class Counted:
         return at_once + AT * (1.0 - at_once)
 
     def counted_s(self, pool: Engines, known: dict[tuple[EngineStepCost, int, int], float] | None = None) -> float:
-        """Makespan of a batch whose replicas read their own prompts, mean over the rl_steps that are counted [s].
+        """Makespan of single turns whose replicas read their own prompts, mean over the rl_steps that are counted [s].
 
         ``known``: by engine, replicas and concurrency what was counted before; more is added
         """
@@ -264,11 +221,6 @@ class Counted:
                 known[key] = self.seconds(pool.replicas, concurrency, pool.limits, pool.cost)
             seconds += weight * known[key]
         return seconds
-
-
-def holding(tried: Sequence[Within[Found]], limits: EngineLimits) -> Found | None:
-    """What was found under limits that are as good as these."""
-    return next((each.found for each in tried if each.holds(limits)), None)
 
 
 def counted_lent_s(
@@ -300,7 +252,7 @@ def counted_seconds(
 
     Which requests share an engine_step does not depend on what it costs, so the engine_steps of a workload are counted
     once per number of replicas and concurrency, and every engine shape costs a dot product (`StepCensus`). Where
-    prompts are read apart it does: contexts arrive at given times, so that every shape and concurrency is simulated.
+    prompts are read apart or turns wait for tools it does: what arrives does so at given times, and is simulated.
     """
     makespan, steady, again = (np.zeros(len(pools)) for _ in range(3))
     guessed, demand, flow = np.zeros(len(pools), dtype=np.bool_), counted.demand, counted.flow
@@ -316,12 +268,12 @@ def counted_seconds(
                 steady_seconds(*of, demand, flow, readers), interrupted_seconds(*of, flow, readers)
             )  # fmt: skip
         steady[position], again[position] = flowing[same]
-        if pool.apart is None:
+        if not counted.simulates(pool):
             seconds = counted.counted_s(pool, known)
         elif not least:
-            seconds = counted.apart_s(pool, pool.apart)
+            seconds = counted.simulated_s(pool)
         else:
-            seconds, guessed[position] = _least_apart_s(pool, pool.apart, counted)
+            seconds, guessed[position] = _least_s(pool, counted)
         makespan[position] = demand.batch.rounds * seconds
     return makespan, steady, again, guessed
 
@@ -329,6 +281,7 @@ def counted_seconds(
 def pools_of(
     settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
     kv_tokens: FloatArray, running: IntArray, counted: Counted, aparts: tuple[Apart | None, ...],
+    streams: bool = False,
 ) -> list[Engines]:  # fmt: skip
     """The engines of every pool, with no more places than its environments fill.
 
@@ -340,27 +293,28 @@ def pools_of(
         apart, replicas = aparts[engine], int(layout.data_parallel[position])
         most = counted.under_way(replicas - (apart.readers if apart else 0)) or int(running[position])
         limits = engine_limits(settings, float(kv_tokens[position]), min(int(running[position]), most))
-        found.append(Engines(costs[engine], limits, replicas, apart))
+        found.append(Engines(costs[engine], limits, replicas, apart, streams))
     return found
 
 
 def _simulate_roomiest(pools: Sequence[Engines], counted: Counted) -> None:
-    """Of every engine that reads prompts apart the pools with the largest cache, unless others tell their least."""
+    """Of every engine that has to be simulated the pools with the largest cache, unless others tell their least."""
     of_engine: dict[tuple[object, ...], list[Engines]] = {}
     for pool in pools:
         of_engine.setdefault((pool.key, pool.replicas), []).append(pool)
     for own in of_engine.values():
         room = max(pool.limits.kv_tokens for pool in own)
         first = next(pool for pool in own if pool.limits.kv_tokens == room)
-        if first.apart is None or counted.simulated.least_apart_s(first) is not None:
+        if not counted.simulates(first) or counted.simulated.least_s(first) is not None:
             continue
-        least = min(counted.apart_s(pool, first.apart) for pool in own if pool.limits.kv_tokens == room)
+        roomiest = sorted((pool for pool in own if pool.limits.kv_tokens == room), key=lambda p: -p.limits.max_running)
+        least = min(counted.simulated_s(pool) for pool in (roomiest if first.apart else roomiest[:1]))
         counted.simulated.roomiest.setdefault(first.key, []).append((first.replicas, room, least))
 
 
-def _least_apart_s(pool: Engines, apart: Apart, counted: Counted) -> tuple[float, bool]:
+def _least_s(pool: Engines, counted: Counted) -> tuple[float, bool]:
     """What simulating has found, or no more than it will find, and whether it is that [s]."""
-    known, least = counted.known_apart_s(pool, apart), counted.simulated.least_apart_s(pool)
+    known, least = counted.known_s(pool), counted.simulated.least_s(pool)
     if known is not None:
         return known, False
     assert least is not None
@@ -388,29 +342,34 @@ def concurrency_of(
     return ((low, 1.0 - upper), (high, upper))
 
 
-def _makespan_s(counted: list[list[StepCensus]], cost: EngineStepCost) -> tuple[float, float]:
-    """Makespan of the slowest replica and seconds of its mean engine_step, means over the rl_steps [s]."""
-    found = []
-    for replicas in counted:
-        seconds = [float(each.makespan_s(cost)) for each in replicas]
-        last = int(np.argmax(seconds))
-        found.append((seconds[last], (seconds[last] - replicas[last].wait_s) / replicas[last].steps))
-    makespan, pace = np.mean(found, axis=0)
-    return float(makespan), float(pace)
+def _slowest_replicas(table: Trajectories, replicas: int) -> list[Trajectories]:
+    """What the replicas that may be the slowest serve: those with most tokens, and the longest trajectory."""
+    chosen, tokens = route(table, "round_robin", np.ones(replicas)), table.generated_tokens
+    work = np.bincount(chosen, tokens, replicas)
+    slowest = may_be_last(chosen, tokens, work, HEAVIEST).tolist()
+    return [table.take(np.flatnonzero(chosen == r)) for r in slowest if work[r] > 0]
 
 
-def _slowest_replicas(table: Trajectories, replicas: int, pace_s: float, slots: int | None) -> list[Trajectories]:
-    """What the replicas that may be the slowest serve: those that are busy longest, and the longest trajectory.
+def _telling_turns(table: Trajectories, chosen: IntArray, pool: Engines, slots: int | None) -> IntArray:
+    """Replicas that may be the last of several turns: with the longest, the most and the fullest trajectories.
 
-    Work is tokens at ``pace_s`` each, and the time of environments between turns; where a replica has fewer ``slots``
-    than trajectories they follow one another, and that with the most work need not be the last.
+    ``chosen``: replica of every trajectory. Where a replica has fewer ``slots`` than trajectories they follow one
+    another, and that with the most work need not be the last.
     """
-    chosen = route(table, "round_robin", np.ones(replicas))
+    replicas, last = pool.replicas, table.offsets[1:] - 1
+    if pool.streams:
+        return telling_replicas(table, replicas)
+    if replicas <= 1 + HEAVIEST + FULLEST:
+        return np.unique(chosen)
+    contexts = np.bincount(chosen, table.final_tokens[last], replicas)
+    running = min(pool.limits.max_running, len(table) / replicas)
+    pace_s = float(pool.cost.decode_s(running, running * float(table.final_tokens.mean())))
     alone = table.generated_tokens * pace_s + np.add.reduceat(table.tool_latency_s, table.offsets[:-1])
     work = np.bincount(chosen, alone, replicas)
-    busy = work if slots is None else np.array([_listed_s(alone[chosen == r], slots) for r in range(replicas)])
-    slowest = may_be_last(chosen, alone, busy, HEAVIEST).tolist()
-    return [table.take(np.flatnonzero(chosen == r)) for r in slowest if work[r] > 0]
+    if slots is not None:
+        work = np.array([_listed_s(alone[chosen == r], slots) for r in range(replicas)])
+    busy = may_be_last(chosen, alone, work, HEAVIEST)
+    return np.unique([*busy.tolist(), *np.argsort(-contexts, kind="stable")[:FULLEST].tolist()])
 
 
 def _listed_s(seconds: FloatArray, slots: int) -> float:
@@ -421,7 +380,7 @@ def _listed_s(seconds: FloatArray, slots: int) -> float:
     """
     free = [0.0] * slots
     for each in seconds.tolist():
-        heapq.heappush(free, heapq.heappop(free) + each)
+        heapq.heapreplace(free, free[0] + each)
     return max(free)
 
 

@@ -19,7 +19,8 @@ from rlperf.layout import FloatArray, IntArray, Layout, taken
 from rlperf.sim.remembered import Key
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, interrupted_seconds, steady_seconds
-from rlperf.sim.rl_step.rollout_counted import Within, generation_batches, holding
+from rlperf.sim.rl_step.rollout_counted import generation_batches
+from rlperf.sim.rl_step.simulated_rollouts import Within, holding
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.group_ends import group_ends
 from rlperf.sim.rollout.lent import joined_curve_s

@@ -3,12 +3,13 @@
 Which requests share an engine_step depends on lengths and limits, not on seconds, as long as nothing happens at a
 given time (no tools, all trajectories there from the start). So one count of engine_steps per workload and limits
 (`StepCensus`) gives the makespan of any number of layouts by a matrix product, exactly. With tools or arrivals the
-count holds for the cost it was taken with and is an approximation for others, so that it is taken at their pace.
+count holds for the cost it was taken with and is an approximation for others: the screen serves agents at the cost
+of each engine instead (`turns`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,9 @@ from rlperf.sim.rollout.replica import PLAIN, check, simulate_replica
 from rlperf.sim.rollout.static import static_applies
 from rlperf.sim.rollout.timeline import Segments
 from rlperf.sim.rollout.trajectories import Trajectories
-from rlperf.sim.rollout.turns import count_turns, turns_apply
 
 UNIT = EngineStepCost(tokens=np.array([0.0, 1.0]), linear_s=np.zeros(2), host_s=1.0)
 """One second per engine_step: for counting them."""
-
-
-def paced(seconds: float) -> EngineStepCost:
-    """The same at another pace."""
-    return replace(UNIT, host_s=seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,8 +163,6 @@ def take_census(
     queue = not static_applies(trajectories, limits, options) and queue_applies(trajectories, limits, options)
     runs: Runs | Segments | None = count_queued(trajectories, cost, limits, options) if queue else None
     wait_s = 0.0
-    if turns_apply(trajectories, limits, options) and cost.key == paced(cost.host_s).key:
-        runs, wait_s = count_turns(trajectories, limits, options, float(cost.host_s))
     if runs is None:
         timeline = (run_events if queue else simulate_replica)(trajectories, cost, limits, options=options)
         runs, wait_s = timeline.segments, timeline.tool_wait_s

@@ -1,170 +1,201 @@
-"""Turns and their tools on an engine whose engine_steps all take the same: counted in engine_steps, turn by turn.
+"""Turns and their tools on one replica for the screen: the events of `event_engine` without its bookkeeping.
 
-With a cache for all of them, a turn that is read in step x has its tokens at the ends of x, x + 1, ...: when it ends
-and when its tool has answered is known as soon as it is admitted, so that nothing happens between two admissions.
-Equal to the event loop where it applies, at a tenth of its cost.
+Who runs beside whom hangs on seconds, and with a tight cache on who was evicted meanwhile, so that agents are served in
+the order of time at what their own engine takes. Left out is who is preempted: agents hold long contexts and write
+little in a turn, so that those who run hardly outgrow the cache that admitted them, and nothing is kept of a turn but
+its end. Blocks of those who run are counted together, each last one half filled (docs/theory/rollout.md).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import ceil
 
 import numpy as np
 
-from rlperf.cost.engine_step import EngineLimits
-from rlperf.layout import IntArray
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.layout import FloatArray
+from rlperf.sim.rollout.cache import BlockCache
 from rlperf.sim.rollout.options import EngineOptions
-from rlperf.sim.rollout.queued import Grid, Mixed, Runs
-from rlperf.sim.rollout.static import prefix_hits
+from rlperf.sim.rollout.replica import PLAIN, simulate_replica
+from rlperf.sim.rollout.step_seconds import tabulated
 from rlperf.sim.rollout.trajectories import Trajectories
 
-ROUNDING = 1e-6
-"""Of an engine_step: an answer that comes so little after its begin is there."""
 
-
-def turns_apply(trajectories: Trajectories, limits: EngineLimits, options: EngineOptions) -> bool:
-    """Whether `count_turns` counts what the event loop would count at a constant pace."""
-    plain = options.speculation is None and options.tool_concurrency is None and not options.async_scheduling
-    roomy = limits.chunked_prefill and limits.kv_tokens == np.inf
-    return plain and roomy and not trajectories.single_turn and not trajectories.arrival_s.any()
-
-
-def count_turns(
-    trajectories: Trajectories, limits: EngineLimits, options: EngineOptions, pace_s: float
-) -> tuple[Runs, float]:
-    """What one replica runs at ``pace_s`` per engine_step, in order, and its seconds without any request [s]."""
-    hits = _hits(trajectories, limits).tolist()
-    prompt, response = trajectories.prompt_tokens.tolist(), trajectories.response_tokens.tolist()
-    turn, last = trajectories.offsets[:-1].tolist(), (trajectories.offsets[1:] - 1).tolist()
-    tool_s = trajectories.tool_latency_s.tolist()
-    n = len(turn)
-    slots = options.trajectories or n
-    queue, later = [(0.0, i) for i in range(min(slots, n))], deque(range(slots, n))
-    at = _Clock(pace_s, min(limits.max_running, limits.token_budget, n), limits.token_budget)
-    admitted, ends, busy, chunks, places = list[int](), list[int](), at.busy, at.chunks, at.places
-    while queue:
-        arrival_s, i = heappop(queue)
-        if i == n:  # a trajectory has ended: the next one starts
-            if not later:
-                continue
-            i = later.popleft()
-        now = turn[i]
-        known = ceil((arrival_s - at.begin_s) / pace_s - ROUNDING)
-        if known > at.step or at.left <= 0 or len(busy) >= places:
-            at.admit(arrival_s, known)
-        start = hits[now]
-        size = prompt[now] - start
-        if size <= at.left:
-            chunks.append((at.step, start, size))
-            at.left -= size
-            end = at.step + response[now]
-        else:
-            end = at.read(start, prompt[now]) + response[now]
-        heappush(busy, end)
-        if end > at.last:
-            at.last = end
-        admitted.append(now)
-        ends.append(end)
-        if now < last[i]:
-            turn[i] = now + 1
-            heappush(queue, (at.begin_s + end * pace_s + tool_s[now], i))
-        else:
-            heappush(queue, (at.begin_s + end * pace_s, n))
-    return _runs(trajectories, np.array(admitted), np.array(ends), at), at.wait_s
-
-
-@dataclass(eq=False)
-class _Clock:
-    """The engine_step that takes prompts, and who is busy in it.
+@dataclass(frozen=True, eq=False)
+class TurnsServed:
+    """When trajectories end, and what of the limits could have changed it.
 
     Attributes
     ----------
-    busy : step at whose begin each admitted request has left, a heap
-    last : when the last of all that were admitted has left
-    step, left : that engine_step, and what is left of its budget
-    begin_s : where step 0 would begin, had the engine never been idle [s]
-    chunks : (engine_step, first position, tokens) of all that was read
+    finish_s : end of each trajectory [s] ``[trajectories]``
+    roomy_tokens : a cache from which on nothing changes; infinite where a larger one could change it [tokens]
+    full_places : whether more places could have changed anything
     """
 
-    pace_s: float
-    places: int
-    budget: int
-    busy: list[int] = field(default_factory=list)
-    last: int = 0
-    chunks: list[tuple[int, int, int]] = field(default_factory=list)
-    wait_s: float = 0.0
-    step: int = 0
-    left: int = 0
-    begin_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.left = self.budget
-
-    def admit(self, arrival_s: float, known: int) -> None:
-        """Go on to the engine_step that has a place for the queue's first, which is known of in step ``known``."""
-        if known > self.last:  # the engine is idle until then
-            idle_s = arrival_s - (self.begin_s + self.last * self.pace_s)
-            self.wait_s += idle_s
-            self.begin_s += idle_s
-            known = self.last
-        if known > self.step or self.left <= 0:
-            self._go(max(known, self.step + 1))
-        while len(self.busy) >= self.places:
-            self._go(self.busy[0])
-
-    def read(self, start: int, tokens: int) -> int:
-        """Read a context from ``start`` on, cut at the budgets of engine_steps; the last of these."""
-        while True:
-            size = min(self.left, tokens - start)
-            self.chunks.append((self.step, start, size))
-            self.left -= size
-            start += size
-            if start >= tokens:
-                return self.step
-            self._go(self.step + 1)
-
-    def _go(self, step: int) -> None:
-        busy = self.busy
-        while busy and busy[0] <= step:
-            heappop(busy)
-        self.step, self.left = step, self.budget - len(busy)
+    finish_s: FloatArray
+    roomy_tokens: float
+    full_places: bool
 
 
-def _hits(trajectories: Trajectories, limits: EngineLimits) -> IntArray:
-    """Tokens of every turn's context that need no computation where nothing is evicted [tokens] ``[turns]``."""
-    prompt, first = trajectories.prompt_tokens, trajectories.offsets[:-1]
-    if trajectories.cached_tokens is not None:
-        return np.minimum(trajectories.cached_tokens, prompt - 1)
-    if not limits.prefix_caching:
-        return np.zeros(len(prompt), dtype=np.int64)
-    block = limits.block_tokens
-    before = np.concatenate([[0], trajectories.final_tokens[:-1] - 1])
-    hits: IntArray = np.minimum(before, prompt - 1) // block * block
-    hits[first] = prefix_hits(
-        Trajectories(
-            prompt_tokens=prompt[first], response_tokens=trajectories.response_tokens[first],
-            tool_latency_s=np.zeros(len(first)), offsets=np.arange(len(first) + 1), group=trajectories.group,
-            arrival_s=trajectories.arrival_s, shared_tokens=trajectories.shared_tokens,
-        ),
-        limits,
-    )  # fmt: skip
-    return hits
+def serve_turns(
+    trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions = PLAIN
+) -> TurnsServed:
+    """Serve the trajectories of one replica, all there from the start.
+
+    Parameters
+    ----------
+    options : how many trajectories are under way at once; all else is plain
+
+    >>> turns = np.array([4, 8]), np.array([3, 2]), np.array([5.0, 0.0])
+    >>> agents = Trajectories(*turns, offsets=np.array([0, 2]), group=np.zeros(1, np.int64), arrival_s=np.zeros(1))
+    >>> cost, limits = EngineStepCost(np.array([0.0]), np.zeros(1), host_s=1.0), EngineLimits(1024.0, 8)
+    >>> serve_turns(agents, cost, limits).finish_s.tolist()
+    [10.0]
+    """
+    if not limits.chunked_prefill:
+        found = simulate_replica(trajectories, cost, limits, options=options)
+        return TurnsServed(found.trajectory_finish_s, found.roomy_tokens, found.full_places)
+    engine = _Engine(trajectories, cost, limits, options)
+    engine.run()
+    roomy = np.inf if engine.full_cache else engine.cache.roomy_tokens
+    return TurnsServed(np.array(engine.finish_s), roomy, engine.full_places)
 
 
-def _runs(trajectories: Trajectories, admitted: IntArray, ends: IntArray, at: _Clock) -> Runs:
-    """Runs of equal engine_steps between those that read, begin or end a turn."""
-    known = trajectories.prompt_tokens[admitted]
-    ready = ends - trajectories.response_tokens[admitted] + 1
-    step, start, size = np.array(at.chunks, dtype=np.int64).T
-    grid = Grid.of(0, ends, ready, step, known)
-    first = np.flatnonzero(np.concatenate([[True], step[1:] != step[:-1]]))
-    mixed = Mixed(
-        at=np.searchsorted(grid.points, step[first]),
-        tokens=np.add.reduceat(size, first).astype(np.float64),
-        pairs=np.add.reduceat(size * start + size * (size + 1) / 2.0, first),
-        requests=np.diff(np.append(first, len(step))).astype(np.float64),
-    )
-    return Runs.of(grid, mixed)
+class _Engine:
+    """One replica. Trajectories are numbers; columns are plain lists and what changes most is passed on, for speed.
+
+    ``cut``, ``read`` : the admitted trajectory whose prompt is cut, and what of it is read; -1: none
+    ``ready`` : those whose prompt is complete in the engine_step at hand
+    ``ends`` : (engine_step at whose begin it has left, trajectory) of each that writes, a heap
+    """
+
+    def __init__(
+        self, trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
+    ) -> None:
+        n = len(trajectories)
+        slots = options.trajectories or n
+        self.places, self.budget = int(min(limits.max_running, limits.token_budget, n)), limits.token_budget
+        self.seconds = tabulated(cost, self.places, PLAIN)
+        self.cache = BlockCache(trajectories, limits)
+        self.prompt: list[int] = trajectories.prompt_tokens.tolist()
+        self.response: list[int] = trajectories.response_tokens.tolist()
+        self.tool_s: list[float] = trajectories.tool_latency_s.tolist()
+        self.turn: list[int] = trajectories.offsets[:-1].tolist()
+        self.last_turn: list[int] = (trajectories.offsets[1:] - 1).tolist()
+        self.finish_s = [0.0] * n
+        self.arrivals = [(0.0, i) for i in range(min(slots, n))]
+        self.later = deque(range(slots, n))
+        self.waiting: deque[int] = deque()
+        self.ends: list[tuple[int, int]] = []
+        self.cut, self.read = -1, 0
+        self.ready: list[int] = []
+        self.full_cache = self.full_places = False
+
+    def run(self) -> None:
+        """From event to event: turns end, arrive, are read beside those who write, or write alone."""
+        ends, arrivals, waiting, places = self.ends, self.arrivals, self.waiting, self.places
+        fixed_s, per_key_s = self.seconds.fixed_s, self.seconds.per_key_s
+        now, step, running, keys = 0.0, 0, 0, 0
+        while arrivals or running or waiting or self.cut >= 0:
+            if running and ends[0][0] <= step:
+                left, computed = self._leave(now, step, running, keys)
+                running, keys = running - left, keys - computed
+            while arrivals and arrivals[0][0] <= now:
+                waiting.append(heappop(arrivals)[1])
+            if waiting or self.cut >= 0:
+                if running >= places:
+                    self.full_places = True
+                elif seconds := self._read(step, running, keys):
+                    now, step = now + seconds, step + 1
+                    keys += running + sum([self.prompt[self.turn[i]] for i in self.ready])
+                    running += len(self.ready)
+                    continue
+            if running:  # engine_steps that read nothing, until a turn ends or the next one has come
+                count, held = ends[0][0] - step, keys + running
+                fixed, per_key = fixed_s[running], per_key_s[running]
+                if arrivals and not waiting:
+                    if running >= places:
+                        self.full_places = True
+                    elif count * (pace := fixed + per_key * held) > (delay := arrivals[0][0] - now):
+                        count = ceil(delay / pace)
+                now += count * fixed + per_key * (count * held + running * (count * (count - 1) // 2))
+                step, keys = step + count, keys + running * count
+            elif arrivals:
+                now = arrivals[0][0]
+
+    def _leave(self, now: float, step: int, running: int, keys: int) -> tuple[int, int]:
+        """Turns are complete, and their tools are called, or another trajectory starts: how many, and their tokens."""
+        ends, cache = self.ends, self.cache
+        cache.asked(self._held(running, keys))
+        left = tokens = 0
+        while ends and ends[0][0] <= step:
+            i = heappop(ends)[1]
+            turn = self.turn[i]
+            computed = self.prompt[turn] + self.response[turn] - 1
+            left, tokens = left + 1, tokens + computed
+            if turn < self.last_turn[i]:
+                cache.release(i, computed, resumes=True)
+                self.turn[i] = turn + 1
+                heappush(self.arrivals, (now + self.tool_s[turn], i))
+                continue
+            cache.release(i, computed, resumes=False)
+            self.finish_s[i] = now
+            if self.later:
+                heappush(self.arrivals, (now, self.later.popleft()))
+        return left, tokens
+
+    def _held(self, running: int, keys: int) -> int:
+        """Blocks of all that run, and of the prompt that is cut."""
+        cache = self.cache
+        held = (keys + running * (1 + cache.block // 2)) // cache.block + cache.adjust
+        return held if self.cut < 0 else held - (-self.prompt[self.turn[self.cut]] // cache.block)
+
+    def _read(self, step: int, running: int, keys: int) -> float:
+        """Seconds of an engine_step that reads prompts beside those who write; 0 where the cache admits none."""
+        cache, waiting, prompt = self.cache, self.waiting, self.prompt
+        held, left, taken = self._held(running, keys), self.budget - running, running
+        tokens = pairs = prompts = 0
+        self.ready = []
+        if (i := self.cut) >= 0:
+            start = self.read
+            tokens = min(left, prompt[self.turn[i]] - start)
+            pairs, left, taken, prompts = tokens * start + tokens * (tokens + 1) // 2, left - tokens, taken + 1, 1
+            self._go_on(i, start + tokens)
+        while waiting and left > 0:
+            if taken >= self.places:
+                self.full_places = True
+                break
+            i = waiting[0]
+            known = prompt[turn := self.turn[i]]
+            need = cache.blocks_to_admit(i, known)
+            if held + need + (cache.reserve if taken else 0) > cache.total:
+                self.full_cache = True
+                break
+            if cache.asked(held + need) > cache.total:
+                cache.evict(held)
+            held += need
+            start = cache.lookup(i, turn, known)
+            waiting.popleft()
+            cache.hold(i)
+            size = known - start if known - start < left else left
+            tokens, pairs, left = tokens + size, pairs + size * start + size * (size + 1) // 2, left - size
+            taken, prompts = taken + 1, prompts + 1
+            self._go_on(i, start + size)
+        if not prompts:
+            return 0.0
+        if held + cache.unheld_blocks > cache.total:
+            cache.evict(held)
+        for i in self.ready:
+            heappush(self.ends, (step + self.response[self.turn[i]], i))
+        return self.seconds.mixed_s(running, keys + running, tokens, pairs, prompts)
+
+    def _go_on(self, i: int, read: int) -> None:
+        """The prompt of i is read up to there: it is cut, or complete."""
+        if read < self.prompt[self.turn[i]]:
+            self.cut, self.read = i, read
+        else:
+            self.cut = -1
+            self.ready.append(i)

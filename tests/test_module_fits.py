@@ -22,7 +22,7 @@ from rlperf.cost.layers.layer import Layer
 from rlperf.cost.layers.recurrent import Recurrent
 from rlperf.cost.replica import Replica, total
 from rlperf.cost.scan import chunked_with, convolved_with, scan_fit, scan_with
-from rlperf.cost.sparse import KeyChoice, chosen_with
+from rlperf.cost.sparse import KeyChoice, chosen_with, sparse_fit
 from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
 from rlperf.cost.trainer.activations import layer_activations
 from rlperf.layout import Layout
@@ -90,6 +90,46 @@ def test_a_tile_of_heads_takes_its_time_beside_the_keys() -> None:
     none, keys = (chosen_with(H100.device, fit, work, 1000.0, 0.0, read, 0.0, 0.0) for read in (0.0, 1e5))
     assert none == pytest.approx([5e-5, 1e-4])
     assert keys - none == pytest.approx(1e5 * np.array([64.0, 128.0]) * 2048 / (0.5 * 989.4e12), rel=1e-3)
+
+
+def test_a_cache_of_sixteen_bits_has_its_own_kernel_where_it_was_timed() -> None:
+    own = next(fit for fit in H100.calibration.sparse if fit.cache == "bf16")
+    asked = (("sglang", False), ("sglang", True), ("vllm", False), ("trtllm", False))
+    found = [sparse_fit(H100, "sparse", "context", engine, narrow=narrow) for engine, narrow in asked]
+    assert [(fit.kernel, fit.cache) for fit in found] == [
+        ("sglang", "bf16"), ("sglang", None), ("sglang", "bf16"), ("trtllm", None),
+    ]  # fmt: skip
+    assert own.gather is None and own.padded == 1.0  # every place of a list is computed, and gathered on the way
+    layer, lengths = _layer("GLM-5", "Sparse"), np.array([512.0, 2048.0])
+    replica = replace(_replica("GLM-5"), engine=load_engine_calibration("sglang"))
+    short, full = total(layer.prefill_operators(replica, 1.0, 16384.0 / lengths, lengths, lengths))
+    pairs_s = 16384 * 2048 * 64 * 2176 / (own.compute * H100.device.peaks.bf16)
+    assert short == pytest.approx(full, rel=0.1) and pairs_s < full < 1.3 * pairs_s
+
+
+KERNEL = "gpu,src,kernel,op,model,score_mode,compress_ratio,batch,q_len,past_len,latency_us"
+
+
+def test_single_kernels_are_terms_of_the_module(tmp_path: Path) -> None:
+    """FlashMLA at half of the peak is told as such; scores of a prompt go by the constants of whole modules."""
+    launch = H100.calibration.stream.small_fixed
+    tile = sparse_fit(H100, "sparse", "context", "sglang").per_tile
+    rows, truth = [], []
+    for batch, query in ((1, 1024), (4, 1024), (1, 4096), (4, 4096), (2, 2048), (8, 1024), (2, 1024), (16, 4096)):
+        queries = batch * query
+        truth += [launch + queries * (tile + 2048 * 64 * 2176 / (0.5 * H100.device.peaks.bf16))]
+        rows += [f"h100_sxm,sglang-1,fwd,sparse_mla,GLM-5,,1,{batch},{query},8192,{1e6 * truth[-1]}"]
+    rows += ["h100_sxm,sglang-1,fwd,sparse_mla,GLM-5,,1,4,1,8192,30"]
+    rows += ["h100_sxm,sglang-1,gemm,mqa_logits,GLM-5,,1,1,4096,65536,2500"]
+    (tmp_path / "kernels.csv").write_text("\n".join([KERNEL, *rows]) + "\n")
+    series = read_series(tmp_path / "kernels.csv")
+    fit = next(one for one in fit_series(series, H100.device, H100.calibration, check=False))
+    assert (fit.constants.cache, fit.constants.mixer) == ("bf16", "sparse")
+    assert fit.constants.compute == pytest.approx(0.5, rel=0.01)
+    found = predict_rows(tmp_path / "kernels.csv", read_table(tmp_path / "kernels.csv"))
+    assert [each.reason for each in found.refused] == ["a kernel of prompts, which no decode runs"]
+    scores = next(each for each in found.predictions if "mqa_logits" in each.group)
+    assert scores.predicted == pytest.approx(2500.0, rel=0.15) and not scores.series_in_fit
 
 
 def test_layers_of_a_window_alone_stand_for_no_timing() -> None:
@@ -247,12 +287,14 @@ def test_rows_that_show_the_host_are_not_read(tmp_path: Path) -> None:
     rows = [
         "h100_sxm,sglang-0.5,dsa,context,zai-org/GLM-5,0,fp8_block,fp8,64,1,128,0,eager,900",
         "h100_sxm,sglang-0.5,dsa,context,zai-org/GLM-5,0,fp8_block,fp8,64,1,8192,0,eager,9000",
+        "h100_sxm,sglang-0.5,dsa,context,zai-org/GLM-5,0,fp8_block,fp8,8,1,4096,0,eager,1100",
         "h100_sxm,sglang-0.5,dense_mha_fa3,context,zai-org/GLM-5,0,fp8_block,fp8,64,1,8192,0,,900",
         "h100_sxm,sglang-0.5,dsa,context,zai-org/GLM-5.2-FP8,1,fp8_block,fp8,64,1,128,0,,100",
     ]
     path = tmp_path / "modules.csv"
     path.write_text("\n".join([head + "latency_us", *rows]) + "\n")
     found = {mixer_of(one): float(one.measured_s.sum()) for one in read_series(path)}
+    # four thousand tokens through an eighth of the heads take hardly longer than the host takes for 128
     assert found == pytest.approx({("sparse", "context"): 9e-3, ("sparse_reusing", "context"): 1e-4})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlperf.calibrate.rows_beside import beside
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
 from rlperf.specs.reader import csv_rows, read_text
@@ -72,6 +73,10 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "streams": (
         ("num_tokens", "hidden_size", "hc_mult", "num_sites", "before"),
         frozenset({"gpu", "kernel", "op", "num_tokens", "hidden_size", "hc_mult", "num_sites", "latency_us"}),
+    ),
+    "chosen": (
+        ("batch", "q_len", "past_len", "compress_ratio"),
+        frozenset({"gpu", "kernel", "op", "model", "compress_ratio", "batch", "q_len", "past_len", "latency_us"}),
     ),
     "sparse": (
         ("num_heads", "batch", "q_len", "past_len"),
@@ -170,7 +175,7 @@ def short_kernel(kind: str, name: str, software: str) -> str:
             if backend in name:
                 return f"{engine}_{backend}"
         return f"{engine}_cutlass" if "torch_flow" in name else name
-    if kind in ("scan", "kda", "mamba", "streams", "sparse", "latent", "absorption", "exchange"):
+    if kind in ("scan", "kda", "mamba", "streams", "sparse", "latent", "absorption", "exchange", "chosen"):
         return software.split("-")[0]
     if kind == "collective":
         return {"TRTLLM": "trtllm", "vLLM_custom_graph": "custom", "vLLM_custom_eager": "custom_eager"}.get(name, name)
@@ -181,6 +186,12 @@ def kind_of(columns: Iterable[str]) -> str | None:
     """What a file of these columns holds; None: no timings of kernels."""
     held = set(columns)
     return next((name for name, (_, needed) in KINDS.items() if needed <= held), None)
+
+
+def _as_row(header: Sequence[str], cells: Sequence[str], file: str, line: int) -> dict[str, str]:
+    if len(cells) != len(header):
+        raise SpecError(Problem(f"has {len(cells)} cells for {len(header)} columns", file, line))
+    return dict(zip(header, cells, strict=True))
 
 
 def read_series(path: Path | str) -> list[Series]:
@@ -195,16 +206,14 @@ def read_series(path: Path | str) -> list[Series]:
         wanted = "; ".join(f"{name}: {', '.join(sorted(needed))}" for name, (_, needed) in KINDS.items())
         raise SpecError(Problem(f"holds no kernel timings that rlperf knows (columns of {wanted})", str(path), 1))
     groups: dict[tuple[str, ...], list[tuple[dict[str, str], int]]] = {}
-    for line, cells in lines:
-        row = dict(zip(header, cells, strict=False))
-        if len(cells) != len(header):
-            raise SpecError(Problem(f"has {len(cells)} cells for {len(header)} columns", str(path), line))
+    table = [(line, _as_row(header, cells, str(path), line)) for line, cells in lines]
+    for (line, row), reason in zip(table, beside(kind, [row for _, row in table]), strict=True):
         if kind == "dispatch_normal":
             for each in ("dispatch", "combine"):
                 row[f"{each}_us"] = str(float(row[f"{each}_transmit_us"]) + float(row.get(f"{each}_notify_us") or 0.0))
         if kind == "streams":
             row["before"] = str(int(row["op"].endswith("pre")))
-        if beside_the_point(kind, row):
+        if reason:
             continue
         if kind in _CONVOLVED and "conv" in row["kernel"] and not _as_convolution(kind, row):
             continue
@@ -220,48 +229,6 @@ def read_series(path: Path | str) -> list[Series]:
     if problems:
         raise SpecError(problems)
     return [_as_scan(one) if one.kind in ("kda", "mamba") else _fastest(one) for one in series if one is not None]
-
-
-EAGER_FLOOR = 600e-6
-"""What the host takes at most to launch the kernels of a layer of experts one by one (README of the tables) [s]."""
-HOST_FLOOR = "launched one by one: the host's time, and not the kernels'"
-_EAGER_TOKENS = 4096.0
-"""Tokens from which on kernels launched one by one hide the host (README of the tables)."""
-
-
-DISPATCHED = "deepepmoe"
-"""SGLang's experts behind DeepEP, which bring each rank the tokens of its own experts."""
-
-EXCHANGE = "NVLinkOneSided"
-"""Dispatch and combine of TensorRT-LLM that each device writes into the memory of the others, its first choice."""
-
-
-def _number(row: Mapping[str, str], name: str) -> float:
-    """A cell, 0 where it is blank; infinite where it is no number, which whoever reads the row says with its line."""
-    try:
-        return float(row.get(name) or 0.0)
-    except ValueError:
-        return float("inf")
-
-
-def beside_the_point(kind: str, row: Mapping[str, str]) -> str:
-    """Why a row does not show the kernels that its table is of; empty where it does."""
-    if kind == "ranked_experts":
-        if row["kernel"] != DISPATCHED:
-            return "what the timed rank got is told in tokens, and not how many of its experts they chose"
-        eager = row.get("phase") == "context" and _number(row, "latency_us") < 1e6 * EAGER_FLOOR
-        return HOST_FLOOR if eager else ""
-    if kind == "exchange" and row["kernel"] != EXCHANGE:
-        return "kernels that the engine runs where its one-sided ones cannot"
-    if kind == "latent" and row.get("flag"):
-        return f"flagged {row['flag']}"
-    if kind == "sparse":
-        if "dense_mha" in row["kernel"]:
-            return "dense attention of short prompts"
-        hidden = _number(row, "batch") * _number(row, "q_len") >= _EAGER_TOKENS
-        if row.get("flag") and not (row["flag"] == "eager" and hidden):
-            return HOST_FLOOR if row["flag"] == "eager" else f"flagged {row['flag']}"
-    return ""
 
 
 def _as_convolution(kind: str, row: dict[str, str]) -> bool:
@@ -320,6 +287,10 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
         gemm = DTYPE_NAMES.get(row["gemm_dtype"], row["gemm_dtype"])
         variant = "/".join((row["model"], part, row["phase"]))
         yield device, short_kernel(kind, name, software), f"{gemm}/{row['kv_cache_dtype']}", variant, software
+    elif kind == "chosen":
+        phase = "generation" if row["q_len"] == "1" else "context"
+        variant = "/".join((row["op"], row["model"], row.get("score_mode") or "", phase))
+        yield device, short_kernel(kind, name, software), "", variant, software
     elif kind == "encoder":
         dtype = DTYPE_NAMES.get(row["attn_dtype"], row["attn_dtype"])
         yield device, software.split("-")[0], dtype, row["head_dim"], software

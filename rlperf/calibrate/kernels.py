@@ -28,6 +28,8 @@ from rlperf.calibrate.kernel_tables import Series, joined_series, read_series
 from rlperf.calibrate.latent_fits import fit_absorption, fit_latent
 from rlperf.calibrate.module_fits import fit_modules, mixer_of
 from rlperf.calibrate.recurrent_fits import fit_scan
+from rlperf.calibrate.rows_beside import WIDE
+from rlperf.calibrate.sparse_kernels import fit_wide
 from rlperf.calibrate.statistics import spread_of
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.calibration import CollectiveFit, DeviceCalibration, GemmFit, load_device_calibration
@@ -145,6 +147,8 @@ def fit_series(
             fits.append(fit_exchange(one, device, check=check))
         elif one.kind in ("dispatch", "dispatch_normal"):
             fits.append(fit_dispatch(one, device, 4 if device.name.startswith("gb") else 8, check=check))
+        elif one.kind == "chosen" and one.variant.startswith(WIDE):
+            fits.append(fit_wide(one, replace(load_hardware(device.name), calibration=base), check=check))
     return fits + _modules(series, device, base, check)
 
 

@@ -36,8 +36,10 @@ from rlperf.calibrate.kernel_seconds import (
     stream_seconds,
     streams_seconds,
 )
-from rlperf.calibrate.kernel_tables import CONVOLUTION, Series, beside_the_point, kind_of, read_series
+from rlperf.calibrate.kernel_tables import CONVOLUTION, Series, kind_of, read_series
 from rlperf.calibrate.module_fits import mixer_of, module_seconds
+from rlperf.calibrate.rows_beside import beside
+from rlperf.calibrate.sparse_kernels import part_fit, part_seconds
 from rlperf.calibrate.tables import Refusal, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.attention import decode_fit, prefill_fit
@@ -70,8 +72,9 @@ def predict_rows(path: Path, table: Table) -> Outcome:
         return each_row(table, lambda row: [collective_rows.figure(row)])
     predictions: list[PredictedFigure] = []
     kind = kind_of(table.columns)
-    beside = ((row, beside_the_point(kind, row.cells)) for row in table) if kind else ()
-    refused = [Refusal(row.row_id, reason, row.line) for row, reason in beside if reason]
+    rows = list(table)
+    reasons = beside(kind, [row.cells for row in rows])
+    refused = [Refusal(row.row_id, reason, row.line) for row, reason in zip(rows, reasons, strict=True) if reason]
     hardware = cache(load_hardware)
     for one in read_series(path):
         try:
@@ -128,6 +131,11 @@ def _every(series: Series) -> BoolArray:
 def _module(series: Series, hw: Hardware) -> Told:
     mixer, phase = mixer_of(series)
     return series, sparse_fit(hw, mixer, phase, series.kernel) if mixer else None, module_seconds(series, hw)(None)
+
+
+def _part(series: Series, hw: Hardware) -> Told:
+    fit = part_fit(series, hw)
+    return series, fit, part_seconds(series, hw)(fit, _every(series))
 
 
 def _collective(series: Series, hw: Hardware) -> Told:
@@ -209,6 +217,7 @@ _BY_KIND: dict[str, Callable[[Series, Hardware], Told]] = {
     "exchange": _chosen(exchange_seconds, lambda one, hw: exchange_fit(hw, one.kernel, one.variant)),
     "stream": _chosen(stream_seconds, lambda _, hw: hw.calibration.stream),
     "sparse": _module,
+    "chosen": _part,
     "collective": _collective,
     "ranked_experts": _ranked_experts,
     "moe": _experts,

@@ -19,8 +19,8 @@ from rlperf.specs.hardware import Hardware
 
 HEAD_TILE = 64.0
 """Query heads that kernels of shared keys compute at once: fewer take as long (FlashMLA)."""
-LOGIT_BYTES = 8.0
-"""Bytes of a score that is written by the index and read by the choice, in fp32."""
+SCORE_BYTES = 4.0
+"""Bytes of a score, in fp32, that is written by the index and read by the choice."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,16 @@ class KeyChoice:
     narrow: bool
 
 
-def sparse_fit(hw: Hardware, mixer: str, phase: str, engine: str) -> SparseFit:
+def sparse_fit(hw: Hardware, mixer: str, phase: str, engine: str, *, narrow: bool = True) -> SparseFit:
     """Constants of an engine's kernels for a mixer and a phase; another engine's where its own were not timed.
 
-    Where nobody timed any: the shares that dense attention reaches, and half of them for the index (judged).
+    Those of a cache in 16 bits go first with one (not ``narrow``). Where nobody timed any: the shares that dense
+    attention reaches, and half of them for the index (judged).
     """
     fits = [fit for fit in hw.calibration.sparse if (fit.mixer, fit.phase) == (mixer, phase)]
-    if fits:
-        return next((fit for fit in fits if fit.kernel == engine), fits[0])
+    held = [fit for fit in fits if fit.cache is None or not narrow]
+    if held:
+        return min(held, key=lambda fit: (fit.kernel != engine, fit.cache is None))
     dense, prompt = decode_fit(hw)[0], prefill_fit(hw)[0]
     return SparseFit.model_construct(
         kernel=engine, mixer=mixer, phase=phase, fixed=2.0 * (dense.fixed + dense.long_fixed),
@@ -71,7 +73,7 @@ def chosen_with(
 
     .. math::
 
-        t = t_0 + \frac{2 p\,q w}{W e_m} + t_i + n c_n
+        t = t_0 + \frac{2 p\,q w}{W e_m} + t_i + n c_n + \frac{q h t_q}{64}
             + \left(\left[\frac{s f_i}{P_8 e_{ic}}\right]^2 +
                     \left[\frac{8 s + n_i b_i}{W e_{im}}\right]^2\right)^{1/2}
             + \left(\left[\frac{c\,h f}{P e_c}\right]^2 + \left[\frac{c\,b}{W e_m}\right]^2\right)^{1/2}
@@ -90,20 +92,35 @@ def chosen_with(
     ``fit.gather``, which may be above 1. e_c is ``fit.narrow`` times as much with a cache of 8 bits. P_8 is the peak of
     fp8 (of 16 bits where a device has none), in which indices are scored.
     """
-    q, s, c = as_float(queries), as_float(scored), as_float(read)
-    bandwidth = device.memory_bandwidth
+    q = as_float(queries)
+    index = scored_with(device, fit, work, scored, index_keys, 2.0 * SCORE_BYTES) + choice_with(fit, choices)
+    index = index * (work.index_flop > 0)
+    passes = 2.0 * fit.passes * q * work.width / (device.memory_bandwidth * fit.memory)
+    return np.where(q > 0, fit.fixed + passes + index + read_with(device, fit, work, q, read), 0.0)
+
+
+def scored_with(
+    device: Device, fit: SparseFit, work: KeyChoice, scored: Array, index_keys: Array, score_bytes: float
+) -> FloatArray:
+    """Seconds of the index over s pairs, of whose scores ``score_bytes`` each are moved; see `chosen_with`."""
+    s = as_float(scored)
     narrow = sheet_peak(device, "fp8" if device.peaks.fp8 else "bf16")
-    index = joined(
-        s * work.index_flop / (narrow * fit.index_compute),
-        (LOGIT_BYTES * s + as_float(index_keys) * work.index_bytes) / (bandwidth * fit.index_memory),
-        2.0,
-    )
+    moved = score_bytes * s + as_float(index_keys) * work.index_bytes
+    compute_s = s * work.index_flop / (narrow * fit.index_compute)
+    return joined(compute_s, moved / (device.memory_bandwidth * fit.index_memory), 2.0)
+
+
+def choice_with(fit: SparseFit, choices: Array) -> FloatArray:
+    """Seconds in which n queries choose from scores, beside the reading of these; see `chosen_with`."""
     n = as_float(choices)
-    index = (index + np.where(n > 0, fit.index_fixed, 0.0) + n * fit.per_choice) * (work.index_flop > 0)
+    return np.asarray(np.where(n > 0, fit.index_fixed, 0.0) + n * fit.per_choice)
+
+
+def read_with(device: Device, fit: SparseFit, work: KeyChoice, queries: Array, read: Array) -> FloatArray:
+    """Seconds of attention of q queries over c pairs; see `chosen_with`."""
+    c, bandwidth = as_float(read), device.memory_bandwidth
     reached = fit.compute * (fit.narrow if work.narrow else 1.0)
     compute_s = c * work.heads * work.pair_flop / (sheet_peak(device, "bf16") * reached)
     gathered = fit.memory if fit.phase == "generation" else fit.gather or np.inf
-    attention = joined(compute_s, c * work.key_bytes / (bandwidth * gathered), 2.0)
-    passes = 2.0 * fit.passes * q * work.width / (bandwidth * fit.memory)
-    tiles = q * work.heads / HEAD_TILE * fit.per_tile
-    return np.where(q > 0, fit.fixed + passes + index + tiles + attention, 0.0)
+    tiles = as_float(queries) * work.heads / HEAD_TILE * fit.per_tile
+    return tiles + joined(compute_s, c * work.key_bytes / (bandwidth * gathered), 2.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -258,6 +259,7 @@ class SparseFit(Frozen):
     per_choice: Seconds = Field(0.0, description="of a choice, per query that sees more keys than it may read")
     per_tile: Seconds = Field(0.0, description="of a query and 64 of its heads, in front of and behind its keys")
     passes: float = Field(0.0, ge=0.0, description="times that small passes move queries and outputs")
+    cache: Literal["bf16"] | None = Field(None, description="cache that they are of, where its kernel is another one")
     narrow: PositiveFloat = Field(
         1.0, description="of compute with a cache of 8 bits, whose keys the kernel converts, over that of 16"
     )

@@ -13,6 +13,7 @@ from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.sparse import KeyChoice, chosen_with, sparse_fit
 from rlperf.cost.trainer_device import Seconds, TrainerDevice
 from rlperf.layout import FloatArray
+from rlperf.specs.calibration import SparseFit
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
 
@@ -97,15 +98,24 @@ class Choosing(Softmax):
         choices: FloatArray,
     ) -> Operator:  # fmt: skip
         """Over ``pairs`` of query and token: ``seen`` ones, which ``choices`` queries choose, and ``near`` ones."""
-        work, fit = self.choice(replica), sparse_fit(replica.hw, self.table, phase, replica.engine.engine)
+        work = self.choice(replica)
+        fit = sparse_fit(replica.hw, self.table, phase, replica.engine.engine, narrow=work.narrow)
         each = 1.0 / self.ratio if self.ratio else 0.0
-        scored, read, index_keys = pairs * each * (self.index_width > 0), seen * each + near, keys * each
-        if self.top:  # kernels that compute the list of every query to its end, what is not chosen included
-            read = read + fit.padded * np.maximum(queries * self.top * each - seen * each, 0.0)
+        scored, index_keys = pairs * each * (self.index_width > 0), keys * each
+        read = self.computed_pairs(fit, queries, seen, near)
         seconds = chosen_with(replica.hw.device, fit, work, queries, scored, read, index_keys, choices)
         flop = read * work.heads * work.pair_flop + scored * work.index_flop
         moved = index_keys * work.index_bytes + (read if phase == "generation" else index_keys) * work.key_bytes
         return attention_operator(replica, f"{self.table.replace('_', ' ')} attention", count, seconds, flop, moved)
+
+    def computed_pairs(self, fit: SparseFit, queries: FloatArray, seen: FloatArray, near: FloatArray) -> FloatArray:
+        """Pairs of query and key that attention computes, of ``seen`` and ``near`` tokens.
+
+        Some kernels go through the list of every query to its end, places that are not filled included.
+        """
+        each = 1.0 / self.ratio if self.ratio else 0.0
+        listed = queries * self.top * each if self.top else 0.0
+        return seen * each + near + fit.padded * np.maximum(listed - seen * each, 0.0)
 
     def training_s(self, device: TrainerDevice) -> Seconds:
         chosen = super().training_s(device)

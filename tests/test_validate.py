@@ -450,6 +450,39 @@ def test_rows_beside_the_point_of_their_table_are_refused_with_the_reason(tmp_pa
         validate_file(path, "kernels")
 
 
+def test_deepep_in_engines_counts_beyond_the_host(tmp_path: Path) -> None:
+    path = tmp_path / "engines.csv"
+    head = "gpu,src,backend,phase,comm_dtype,ep_size,node_num,sms,hidden_size,topk,num_experts,num_tokens,latency_us"
+    rows = [
+        f"h100_sxm,{engine},{backend},dispatch,{sent},8,1,0,7168,8,256,{tokens},{us}"
+        for engine, backend, sent, tokens, us in (
+            ("trtllm-1.3.0", "trtllm_deepep_ht", "bfloat16", 32, 72),
+            ("trtllm-1.3.0", "trtllm_deepep_ht", "bfloat16", 256, 114),
+            ("trtllm-1.3.0", "trtllm_deepep_ht", "bfloat16", 16384, 4000),
+            ("vllm-0.24.0", "deepep_v2_context", "default", 16384, 5000),
+        )
+    ]
+    path.write_text("\n".join([head, *rows]) + "\n")
+    report = validate_file(path, "kernels")
+    # 16,384 tokens to 5.25 of 8 devices in 16 bits at two thirds of the link
+    (figure,) = report.predictions
+    assert figure.predicted == pytest.approx(16384 * 5.25 * 7168 * 2 / (0.667 * 450e9) * 1e6, rel=0.02)
+    assert not figure.series_in_fit
+    assert sorted(report.refused_lines.values()) == [(2, 3), (5,)]
+
+
+def test_quantising_passes_are_plain_ones_beyond_l2(tmp_path: Path) -> None:
+    path = tmp_path / "quantise.csv"
+    rows = ("fp8_static_quantize,32768,65536,2900", "fp8_dynamic_minus_static,32768,65536,2900")
+    path.write_text(
+        "gpu,src,kernel,op,m,k,latency_us\n" + "".join(f"h100_sxm,vllm-0.24.0,scaled_fp8_quant,{row}\n" for row in rows)
+    )
+    report = validate_file(path, "kernels")
+    (figure,) = report.predictions  # two bytes in, one out, near the bandwidth
+    assert 3 * 32768 * 65536 / 3.35e12 < figure.predicted / 1e6 < 1.25 * 3 * 32768 * 65536 / 3.35e12
+    assert sorted(report.refused_lines.values()) == [(3,)]
+
+
 def test_published_bus_bandwidths_are_predicted_by_shipped_constants(tmp_path: Path) -> None:
     path = tmp_path / "bus.csv"
     path.write_text(

@@ -182,9 +182,10 @@ def dispatch_seconds(series: Series, device: Device, per_node: int) -> Seconds:
     """Expert dispatch or combine over one number of nodes: t = fixed + experts c + bytes / rate."""
     nodes = int(series.shape["node_num"][0])
     copies, experts = series.shape["num_topk"], series.shape["num_experts"]
-    if series.kind == "dispatch_normal":
+    if series.kernel == "deepep_normal":
         copies = reached(copies, float(nodes if nodes > 1 else per_node))
-    value_bytes = 1.0 if series.variant.startswith("dispatch") else 2.0
+    sent_bytes = dtype_of(series.dtype.split("/")[-1]).activation_bytes if series.dtype else 1.0
+    value_bytes = sent_bytes if series.variant.startswith("dispatch") else 2.0
     moved = series.shape["num_token"] * copies * series.shape["hidden_size"] * value_bytes
     rate = link_bytes_per_s(device)
 

@@ -54,6 +54,10 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("node_num", "hidden_size", "num_token", "num_topk", "num_experts"),
         frozenset({"gpu", "node_num", "num_token", "dispatch_transmit_us", "combine_transmit_us"}),
     ),
+    "engine_dispatch": (
+        ("node_num", "hidden_size", "num_token", "num_topk", "num_experts"),
+        frozenset({"gpu", "src", "backend", "phase", "comm_dtype", "ep_size", "node_num", "num_tokens", "latency_us"}),
+    ),
     "exchange": (
         ("ep_size", "hidden_size", "num_tokens", "topk"),
         frozenset({"gpu", "kernel", "phase", "dtype", "ep_size", "hidden_size", "topk", "num_tokens", "latency_us"}),
@@ -90,6 +94,7 @@ KINDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("num_tokens", "num_heads"),
         frozenset({"gpu", "kernel", "op", "dtype", "num_tokens", "num_heads", "latency_us"}),
     ),
+    "quantise": (("n_bytes",), frozenset({"gpu", "src", "kernel", "op", "m", "k", "latency_us"})),
     "stream": (("n_bytes",), frozenset({"gpu", "n_bytes", "latency_us"})),
 }
 
@@ -103,6 +108,9 @@ _CONVOLVED = {
 """Channels of the convolution in front of a recurrent mixer: heads, their width, and how many such parts there are."""
 _UNSTATED = {"window_size": 0.0, "num_experts": 256.0}
 """What a row has where it does not say; widths of heads and states are 128 then."""
+
+QUANTISED_BYTES = 3.0
+"""Of a value that a pass makes eight bits of: it is read in two bytes and written in one."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +183,7 @@ def short_kernel(kind: str, name: str, software: str) -> str:
             if backend in name:
                 return f"{engine}_{backend}"
         return f"{engine}_cutlass" if "torch_flow" in name else name
-    if kind in ("scan", "kda", "mamba", "streams", "sparse", "latent", "absorption", "exchange", "chosen"):
+    if kind in ("scan", "kda", "mamba", "streams", "sparse", "latent", "absorption", "exchange", "chosen", "quantise"):
         return software.split("-")[0]
     if kind == "collective":
         return {"TRTLLM": "trtllm", "vLLM_custom_graph": "custom", "vLLM_custom_eager": "custom_eager"}.get(name, name)
@@ -211,6 +219,10 @@ def read_series(path: Path | str) -> list[Series]:
         if kind == "dispatch_normal":
             for each in ("dispatch", "combine"):
                 row[f"{each}_us"] = str(float(row[f"{each}_transmit_us"]) + float(row.get(f"{each}_notify_us") or 0.0))
+        if kind == "engine_dispatch":
+            row |= {"num_token": row["num_tokens"], "num_topk": row["topk"]}
+        if kind == "quantise":
+            row["n_bytes"] = str(QUANTISED_BYTES * float(row["m"]) * float(row["k"]))
         if kind == "streams":
             row["before"] = str(int(row["op"].endswith("pre")))
         if reason:
@@ -282,6 +294,11 @@ def _keys(kind: str, row: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
         own = "deepep" if kind == "dispatch" else "deepep_normal"
         for operation in ("dispatch", "combine"):
             yield device, own, "", f"{operation}@{row['node_num']}", software
+    elif kind == "engine_dispatch":
+        own = "deepep" if row["backend"].endswith("_ll") else "deepep_normal"
+        sent = {"default": "bf16", "fp4": "nvfp4"}.get(row["comm_dtype"], row["comm_dtype"])
+        sent = DTYPE_NAMES.get(sent, sent)
+        yield device, own, f"{software.split('-')[0]}/{sent}", f"{row['phase']}@{row['node_num']}", software
     elif kind == "sparse":
         part = row.get("attn_kind") or ("reusing" if row.get("skip_indexer") == "1" else "")
         gemm = DTYPE_NAMES.get(row["gemm_dtype"], row["gemm_dtype"])

@@ -11,8 +11,12 @@ EAGER_FLOOR = 600e-6
 HOST_FLOOR = "launched one by one: the host's time, and not the kernels'"
 _EAGER_TOKENS = 4096.0
 """Tokens from which on kernels launched one by one hide the host (README of the tables)."""
-HOST_MARGIN = 1.25
-"""Times the least that such a module took at fewer tokens from which on the device is what one waits for."""
+_LAUNCHED = {
+    "sparse": (("gpu", "src", "model", "skip_indexer", "gemm_dtype"), 1.25),
+    "engine_dispatch": (("gpu", "src", "backend", "phase", "comm_dtype"), 2.0),
+}
+"""Columns of what takes the host equally long, however large, and how many times the least that it took from which on
+the device is what one waits for: of modules, as timings of B200 and GB200 side by side show, and judged."""
 DISPATCHED = "deepepmoe"
 """SGLang's experts behind DeepEP, which bring each rank the tokens of its own experts."""
 
@@ -37,6 +41,10 @@ def beside_the_point(kind: str, row: Mapping[str, str]) -> str:
             return "what the timed rank got is told in tokens, and not how many of its experts they chose"
         eager = row.get("phase") == "context" and _number(row, "latency_us") < 1e6 * EAGER_FLOOR
         return HOST_FLOOR if eager else ""
+    if kind == "quantise" and "minus" in row["op"]:
+        return "a difference of two timings: what finds the scales is told with the product behind it"
+    if kind == "engine_dispatch" and "_v2" in row["backend"]:
+        return "DeepEP's second version, which no plan takes"
     if kind == "chosen" and row["op"] in (WIDE, "mqa_logits") and row["q_len"] == "1":
         return "a kernel of prompts, which no decode runs"
     if kind == "exchange" and row["kernel"] != EXCHANGE:
@@ -53,22 +61,18 @@ def beside_the_point(kind: str, row: Mapping[str, str]) -> str:
 
 
 def beside(kind: str | None, rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """`beside_the_point` of all rows of a table, which together tell what its modules take the host."""
+    """`beside_the_point` of all rows of a table, which together tell what the host takes to launch them."""
     found = [beside_the_point(kind, row) if kind else "" for row in rows]
-    if kind != "sparse":
+    if kind not in _LAUNCHED:
         return found
-    eager = [row.get("flag") == "eager" for row in rows]
+    names, margin = _LAUNCHED[kind]
+    launched = [kind != "sparse" or row.get("flag") == "eager" for row in rows]
+    alike = [tuple(row.get(name) or "" for name in names) for row in rows]
+    taken = [_number(row, "latency_us") for row in rows]
     floors: dict[tuple[str, ...], float] = {}
-    for row, why, launched in zip(rows, found, eager, strict=True):
-        if launched and why == HOST_FLOOR:
-            floors[_module(row)] = min(_number(row, "latency_us"), floors.get(_module(row), np.inf))
-    bound = (HOST_MARGIN * floors.get(_module(row), 0.0) for row in rows)
-    hidden = (
-        launched and _number(row, "latency_us") < least for row, launched, least in zip(rows, eager, bound, strict=True)
-    )
+    for name, why, each, took in zip(alike, found, launched, taken, strict=True):
+        if each and why in ("", HOST_FLOOR):
+            floors[name] = min(took, floors.get(name, np.inf))
+    least = [margin * floors.get(name, 0.0) for name in alike]
+    hidden = [each and took < bound for each, took, bound in zip(launched, taken, least, strict=True)]
     return [why or (HOST_FLOOR if each else "") for why, each in zip(found, hidden, strict=True)]
-
-
-def _module(row: Mapping[str, str]) -> tuple[str, ...]:
-    """What takes the host equally long, however large."""
-    return tuple(row.get(name) or "" for name in ("gpu", "src", "model", "skip_indexer", "gemm_dtype"))

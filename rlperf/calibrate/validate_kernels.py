@@ -216,6 +216,7 @@ _BY_KIND: dict[str, Callable[[Series, Hardware], Told]] = {
     "streams": _chosen(streams_seconds, lambda one, hw: streams_fit(hw, one.kernel)),
     "exchange": _chosen(exchange_seconds, lambda one, hw: exchange_fit(hw, one.kernel, one.variant)),
     "stream": _chosen(stream_seconds, lambda _, hw: hw.calibration.stream),
+    "quantise": _chosen(stream_seconds, lambda _, hw: hw.calibration.stream),
     "sparse": _module,
     "chosen": _part,
     "collective": _collective,
@@ -223,4 +224,5 @@ _BY_KIND: dict[str, Callable[[Series, Hardware], Told]] = {
     "moe": _experts,
     "dispatch": _dispatch,
     "dispatch_normal": _dispatch,
+    "engine_dispatch": _dispatch,
 }

@@ -128,7 +128,6 @@ class EngineCalibration(Frozen):
     graph_buckets: tuple[PositiveInt, ...] = Field((), description="batch sizes captured in CUDA graphs")
     captures_prompts: bool = Field(False, description="graphs hold prompts too, up to the last bucket")
     fused_quantise: float = Field(0.0, ge=0, le=1, description="share of quantising passes fused into other kernels")
-    router_passes: float = Field(5.0, ge=0.0, description="small kernels around the experts of a layer")
     expert_dispatch: Literal["nccl", "deepep"] = Field(
         "nccl", description="how attention-data-parallel ranks reach experts; a pool's setting replaces it"
     )

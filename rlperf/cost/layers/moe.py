@@ -83,10 +83,9 @@ class Moe(Layer):
 
     def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
         moe = self.experts
-        router = replica.engine.router_passes * count
         found = [
             gemm_operator(replica, "router", count, local, self.scored, self.arch.hidden, "bf16"),
-            memory_operator(replica, "router", router, local * self.scored * 4.0),
+            memory_operator(replica, "router", count, local * self.scored * 4.0),
             self._products(replica, count, whole),
             self._exchange(replica, count, whole, local),
         ]

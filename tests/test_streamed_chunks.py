@@ -14,7 +14,10 @@ from rlperf.api import ask
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.sim.rl_step.counted_ends import counted_ends_s
 from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rl_step.rollout_counted import Counted
+from rlperf.sim.rl_step.simulated_rollouts import Engines
 from rlperf.sim.rl_step.stage_seconds import _held_up_s
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.group_ends import count_group_ends, group_ends
@@ -94,6 +97,38 @@ def test_screen_and_judge_agree_over_waves(places: int, more: dict[str, Any]) ->
     assert len(judged) > 5
     for each in judged:
         assert screened[each.configuration] == pytest.approx(each.rl_step_s, rel=0.03)
+
+
+@pytest.mark.parametrize("kv_tokens", [1e4, 3e4, 1e6])
+def test_groups_of_agents_end_in_the_screen_as_in_events(kv_tokens: float) -> None:
+    """They were taken to end evenly until a makespan without what is evicted: quarters up to 58 % early, 47 % late."""
+    task = {"name": "t", "workload": "searching", "prompts_per_step": 32, "group_size": 4, "max_response_tokens": 2048}
+    question = ask({**_streamed(64), "tasks": [task]})
+    own = question.context.tasks[0]
+    demand = own.source.demand(own.batches[0], None, 0)
+    counted, limits = Counted(demand), EngineLimits(kv_tokens, max_running=64)
+    pool = Engines(COST, limits, 4, None, streams=True)
+    makespan = np.array([counted.turns_s(pool)])
+    (ends,) = counted_ends_s([pool], counted, makespan, makespan)
+    served = [simulate_rollout(table, 4, cost=COST, limits=limits) for table in counted.tables]
+    events = [group_ends(each.finish_s, table.group) for each, table in zip(served, counted.tables, strict=True)]
+    assert np.abs(ends - np.mean(events, axis=0)).max() <= 0.03 * ends[-1]
+    assert served[0].short_of_cache == (kv_tokens < 1e5)
+
+
+@pytest.mark.slow
+def test_what_people_state_is_no_faster_than_the_planner_finds() -> None:
+    """Where engines preempt, events tell numbers of places apart in no order: 128 took 1.3 % less than 104, planned."""
+    task = {"name": "t", "workload": "math", "prompts_per_step": 128, "group_size": 16, "max_response_tokens": 8192}
+    job = {
+        "architecture": "Qwen3-14B", "cluster": "dgx_a100", "framework": "nemo_rl", "nodes": 2, "modes": ["streaming"],
+        "tasks": [task], "objective": {"bold": True}, "limits": {"staleness": 1},
+    }  # fmt: skip
+    stated, free = (
+        plan_job({**job, "pools": [{"role": "rollout", "settings": {"memory_fraction": 0.6, **places}}]})
+        for places in ({"max_running": 128}, {})
+    )
+    assert free.phases[0].predicted.rl_step_s <= stated.phases[0].predicted.rl_step_s
 
 
 @pytest.mark.slow

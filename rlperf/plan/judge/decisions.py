@@ -17,7 +17,7 @@ import numpy as np
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart
-from rlperf.plan.judge.engine_cache import with_all_running, with_more_cache, with_parked_trainer
+from rlperf.plan.judge.engine_cache import other_places, with_all_running, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.finalists import NEAR, finalists_of
 from rlperf.plan.question.context import Context, TaskContext
@@ -195,6 +195,7 @@ def _judged_task(
         budgets = [c for one in best for c in next_budgets(judge, one)]
         engines = _best_of_each_engine(context, judged[0])
         running = [c for one in engines if (c := with_all_running(judge, one)) is not None]
+        running += [c for one in _best(context, judged[0], 1) for c in other_places(judge, one)]
         judged[0] = _evaluations(judge, screenings[0].demands, [*budgets, *running], facts, quiet, judged[0])
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):

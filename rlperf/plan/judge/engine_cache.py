@@ -11,9 +11,12 @@ from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.rollout_columns import FEWEST, awake_limits, memory_fractions
 from rlperf.plan.search.trainer_columns import hosts_hold
 from rlperf.sim.rl_step.engine import least_cache, short_cache
+from rlperf.specs.modes import MODES
 
 ANY = 1 << 30
 """Requests of an environment that sets no bound."""
+STATED_RUNNING, NEAR_BY = (64, 128, 256), 4
+"""Requests at once that people state, of a copy of the attention; how many times a plan's own they are at most."""
 
 
 def cache_shortage(evaluation: Evaluation | Holding) -> str:
@@ -64,10 +67,8 @@ def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | No
     about. In events the few that wait for a slot begin late, and the batch ends with them: where little is left to
     wait, to begin with all and preempt some is faster.
     """
-    configuration, batch = evaluation.configuration, evaluation.configuration.batch
-    writers, prompts = evaluation.replicas.writers, batch.generation_batch or batch.generated
-    share = min(-(-prompts * batch.group_size // writers), batch.under_way(writers) or ANY)
-    slots = -(-share // FEWEST) * FEWEST
+    configuration = evaluation.configuration
+    slots = -(-_share(evaluation) // FEWEST) * FEWEST
     now, stated = configuration.pool("rollout").settings.max_running, judge.context.job.pool("rollout").settings
     if stated.max_running or (now or slots) >= slots:
         return None
@@ -76,6 +77,29 @@ def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | No
     few = short_cache(tried.memory.kv_tokens, evaluation.demand.request_tokens).any()
     fits = judge.peak(tried, larger) <= judge.room(tried)
     return larger if fits and not few and tried.rl_step_s < (1.0 - WORTH) * evaluation.rl_step_s else None
+
+
+def other_places(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
+    """The configuration with the numbers of requests at once that people state, where groups stream and it preempts.
+
+    Closed forms see nobody preempted: of numbers that events tell apart by a percent or two they take any, and a
+    stated one would be faster than what is planned where it is left open.
+    """
+    configuration, stated = evaluation.configuration, judge.context.job.pool("rollout").settings
+    if stated.max_running or not MODES[configuration.mode].streams or not _short(evaluation):
+        return []
+    engine, share = configuration.pool("rollout"), _share(evaluation)
+    now = min(engine.settings.max_running or share, share)
+    every = (each * engine.layout.attention_data_parallel for each in STATED_RUNNING)
+    near = [each for each in every if each != now and now <= NEAR_BY * each <= NEAR_BY**2 * now and each <= share]
+    return [configuration.with_rollout(max_running=each) for each in near]
+
+
+def _share(evaluation: Evaluation) -> int:
+    """Requests of a replica that are rolled out at once."""
+    batch, writers = evaluation.configuration.batch, evaluation.replicas.writers
+    prompts = batch.generation_batch or batch.generated
+    return min(-(-prompts * batch.group_size // writers), batch.under_way(writers) or ANY)
 
 
 def _short(evaluation: Evaluation) -> bool:

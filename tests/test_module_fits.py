@@ -22,7 +22,7 @@ from rlperf.cost.layers.layer import Layer
 from rlperf.cost.layers.recurrent import Recurrent
 from rlperf.cost.replica import Replica, total
 from rlperf.cost.scan import chunked_with, convolved_with, scan_fit, scan_with
-from rlperf.cost.sparse import KeyChoice, chosen_with, sparse_fit
+from rlperf.cost.sparse import KeyChoice, chosen_with, scored_with, sparse_fit
 from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
 from rlperf.cost.trainer.activations import layer_activations
 from rlperf.layout import Layout
@@ -130,6 +130,17 @@ def test_single_kernels_are_terms_of_the_module(tmp_path: Path) -> None:
     assert [each.reason for each in found.refused] == ["a kernel of prompts, which no decode runs"]
     scores = next(each for each in found.predictions if "mqa_logits" in each.group)
     assert scores.predicted == pytest.approx(2500.0, rel=0.15) and not scores.series_in_fit
+
+
+def test_few_queries_wait_for_the_block_that_goes_through_all_keys() -> None:
+    """Scores of 4 or of 128 queries of a prompt, 32 heads each, take one multiprocessor a block: equally long."""
+    fit = TRUTH.model_copy(update={"index_memory": 1e6})
+    work = KeyChoice(np.array(64.0), 2176.0, 576.0, 8192.0, 132.0, np.array(1024.0), False, block_flop=2.0 * 128 * 128)
+    queries, keys = np.array([4.0, 128.0, 65536.0]), 65536.0
+    seconds = scored_with(H100.device, fit, work, queries * keys, keys, 4.0, keys)
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.01)
+    assert seconds[1] == pytest.approx(keys * 32768 * 132 / (0.4 * 1978.9e12), rel=0.02)
+    assert seconds[2] == pytest.approx(queries[2] * keys * 8192 / (0.4 * 1978.9e12), rel=0.01)
 
 
 def test_layers_of_a_window_alone_stand_for_no_timing() -> None:

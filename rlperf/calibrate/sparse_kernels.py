@@ -68,7 +68,8 @@ def part_seconds(series: Series, hw: Hardware) -> Seconds:
 
     def term(fit: SparseFit) -> FloatArray:
         if operation in SCORES:
-            return scored_with(hw.device, fit, work, scored, batch * keys / layer.ratio, SCORE_BYTES)
+            longest = keys if operation == "mqa_logits" else 0.0
+            return scored_with(hw.device, fit, work, scored, batch * keys / layer.ratio, SCORE_BYTES, longest)
         if operation in CHOICES:
             read_s = SCORE_BYTES * scored / (hw.device.memory_bandwidth * fit.index_memory)
             return choice_with(fit, choices) + read_s

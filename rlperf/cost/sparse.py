@@ -19,6 +19,10 @@ from rlperf.specs.hardware import Hardware
 
 HEAD_TILE = 64.0
 """Query heads that kernels of shared keys compute at once: fewer take as long (FlashMLA)."""
+SCORED_ROWS = 128.0
+"""Rows, of a query and an index head, that one multiprocessor scores at once (DeepGEMM)."""
+BLOCKS = 6.0
+"""Norm that joins the longest block of queries with the work of all, as in flash attention."""
 SCORE_BYTES = 4.0
 """Bytes of a score, in fp32, that is written by the index and read by the choice."""
 
@@ -36,6 +40,7 @@ class KeyChoice:
     index_bytes : of a cached index key [bytes]
     width : values of a token's queries and outputs on the device, which small passes move [1]
     narrow : keys are cached in 8 bits, which kernels convert
+    block_flop : of the queries that a multiprocessor scores at once and a key [FLOP]
     """
 
     heads: FloatArray
@@ -45,6 +50,7 @@ class KeyChoice:
     index_bytes: float
     width: FloatArray
     narrow: bool
+    block_flop: float = 0.0
 
 
 def sparse_fit(hw: Hardware, mixer: str, phase: str, engine: str, *, narrow: bool = True) -> SparseFit:
@@ -67,7 +73,7 @@ def sparse_fit(hw: Hardware, mixer: str, phase: str, engine: str, *, narrow: boo
 
 def chosen_with(
     device: Device, fit: SparseFit, work: KeyChoice, queries: Array, scored: Array, read: Array, index_keys: Array,
-    choices: Array,
+    choices: Array, longest: Array = 0.0,
 ) -> FloatArray:  # fmt: skip
     r"""Seconds of sparse attention with given constants.
 
@@ -84,29 +90,34 @@ def chosen_with(
     queries : q, query tokens of all sequences [tokens]
     scored, read : s and c, (query, key) pairs that the index scores, and that attention reads [1]
     index_keys : n_i, cached index keys that are read [1]
+    longest : keys that one block of queries goes through on one multiprocessor, in prompts [1]
     choices : n, queries that see more keys than they may read [1]; t_i only where there are some
 
     Notes
     -----
-    In prompts neighbouring queries read mostly the same keys, which then stand in L2: there e_m of the keys is
+    s f_i is joined, in a sixth norm, with what the longest block of queries takes on its multiprocessor. In prompts
+    neighbouring queries read mostly the same keys, which then stand in L2: there e_m of the keys is
     ``fit.gather``, which may be above 1. e_c is ``fit.narrow`` times as much with a cache of 8 bits. P_8 is the peak of
     fp8 (of 16 bits where a device has none), in which indices are scored.
     """
     q = as_float(queries)
-    index = scored_with(device, fit, work, scored, index_keys, 2.0 * SCORE_BYTES) + choice_with(fit, choices)
+    index = scored_with(device, fit, work, scored, index_keys, 2.0 * SCORE_BYTES, longest) + choice_with(fit, choices)
     index = index * (work.index_flop > 0)
     passes = 2.0 * fit.passes * q * work.width / (device.memory_bandwidth * fit.memory)
     return np.where(q > 0, fit.fixed + passes + index + read_with(device, fit, work, q, read), 0.0)
 
 
 def scored_with(
-    device: Device, fit: SparseFit, work: KeyChoice, scored: Array, index_keys: Array, score_bytes: float
-) -> FloatArray:
+    device: Device, fit: SparseFit, work: KeyChoice, scored: Array, index_keys: Array, score_bytes: float,
+    longest: Array = 0.0,
+) -> FloatArray:  # fmt: skip
     """Seconds of the index over s pairs, of whose scores ``score_bytes`` each are moved; see `chosen_with`."""
     s = as_float(scored)
     narrow = sheet_peak(device, "fp8" if device.peaks.fp8 else "bf16")
     moved = score_bytes * s + as_float(index_keys) * work.index_bytes
-    compute_s = s * work.index_flop / (narrow * fit.index_compute)
+    rate = narrow * fit.index_compute
+    block_s = as_float(longest) * work.block_flop * float(device.multiprocessors or 100) / rate
+    compute_s = joined(s * work.index_flop / rate, block_s, BLOCKS)
     return joined(compute_s, moved / (device.memory_bandwidth * fit.index_memory), 2.0)
 
 

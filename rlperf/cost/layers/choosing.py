@@ -80,7 +80,7 @@ class Choosing(Softmax):
         seen = np.minimum(kv, requests * float(self.top)) if self.top else kv
         near = np.minimum(kv, requests * float(self.near))
         choices = requests * (kv > requests * float(self.top)) if self.top else 0.0 * requests
-        return [self._operator(replica, "generation", count, requests, kv, seen, near, kv, choices)]
+        return [self._operator(replica, "generation", count, requests, kv, seen, near, kv, choices, 0.0 * kv)]
 
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
@@ -90,12 +90,12 @@ class Choosing(Softmax):
         near = sequences * visible_pairs(query, kv, window=self.near) if self.near else 0.0 * pairs
         beyond = np.minimum(query, np.maximum(kv - self.top, 0.0)) if self.top else 0.0 * query
         queries, keys = sequences * query, sequences * kv
-        return [self._operator(replica, "context", count, queries, pairs, seen, near, keys, sequences * beyond)]
+        return [self._operator(replica, "context", count, queries, pairs, seen, near, keys, sequences * beyond, kv)]
 
     def _operator(
         self, replica: Replica, phase: str, count: float,
         queries: FloatArray, pairs: FloatArray, seen: FloatArray, near: FloatArray, keys: FloatArray,
-        choices: FloatArray,
+        choices: FloatArray, longest: FloatArray,
     ) -> Operator:  # fmt: skip
         """Over ``pairs`` of query and token: ``seen`` ones, which ``choices`` queries choose, and ``near`` ones."""
         work = self.choice(replica)
@@ -103,7 +103,7 @@ class Choosing(Softmax):
         each = 1.0 / self.ratio if self.ratio else 0.0
         scored, index_keys = pairs * each * (self.index_width > 0), keys * each
         read = self.computed_pairs(fit, queries, seen, near)
-        seconds = chosen_with(replica.hw.device, fit, work, queries, scored, read, index_keys, choices)
+        seconds = chosen_with(replica.hw.device, fit, work, queries, scored, read, index_keys, choices, longest * each)
         flop = read * work.heads * work.pair_flop + scored * work.index_flop
         moved = index_keys * work.index_bytes + (read if phase == "generation" else index_keys) * work.key_bytes
         return attention_operator(replica, f"{self.table.replace('_', ' ')} attention", count, seconds, flop, moved)

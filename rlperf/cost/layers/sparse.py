@@ -9,7 +9,7 @@ from rlperf.cost.layers.choosing import Choosing
 from rlperf.cost.layers.latent import Latent
 from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.replica import Replica
-from rlperf.cost.sparse import HEAD_TILE, KeyChoice
+from rlperf.cost.sparse import HEAD_TILE, SCORED_ROWS, KeyChoice
 
 SCALED = 1.0 + 4.0 / 128.0
 """Bytes of a value of an index key: fp8, with a scale of four bytes for 128."""
@@ -82,6 +82,7 @@ class Sparse(Choosing, Latent):
             index_bytes=SCALED * self.index_values / self.pool,
             width=heads * width,
             narrow=cache_bytes(replica.kv_dtype) < 2.0,
+            block_flop=2.0 * SCORED_ROWS * self.index_values / self.pool,
         )
 
     def cache_bytes_per_token(self, replica: Replica) -> float:

@@ -26,8 +26,9 @@ from rlperf.sim.rl_step.engine import (
     short_cache,
     tabulate,
 )
-from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds, pools_of
+from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds, least_seconds, pools_of
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
+from rlperf.sim.rl_step.simulated_rollouts import Engines
 from rlperf.sim.rollout.apart import Apart
 from rlperf.sim.rollout.group_ends import ENDS
 from rlperf.sim.rollout.lent import AT
@@ -133,20 +134,40 @@ def rollout_columns(
 def simulated(context: Context, columns: RolloutColumns, rows: IntArray, counted: Counted, lent: int) -> RolloutColumns:
     """The columns with those of ``rows`` simulated that are guessed so far (arguments: `rollout_columns`)."""
     rows, settings = rows[columns.guessed[rows]], context.job.pool("rollout").settings.filled()
-    held = cache_granted(columns.kv_tokens[rows], counted.demand.request_tokens)
+    one_by_one = not (lent or settings.prefill_replicas or counted.single_turn)
+    known = np.flatnonzero(columns.guessed) if one_by_one else rows
+    held = cache_granted(columns.kv_tokens[known], counted.demand.request_tokens)
     pools = pools_of(
-        settings, columns.costs, columns.layout.take(rows), columns.engine[rows], held, columns.max_running[rows],
+        settings, columns.costs, columns.layout.take(known), columns.engine[known], held, columns.max_running[known],
         counted, columns.aparts, columns.ends_s is not None,
     )  # fmt: skip
-    found, _, _, _ = counted_seconds(pools, counted)
     makespan, guessed = columns.makespan_s.copy(), columns.guessed.copy()
-    makespan[rows], guessed[rows] = found, False
+    if one_by_one:
+        _serve_roomiest(columns, np.flatnonzero(np.isin(known, rows)), known, pools, counted)
+        makespan[known], guessed[known] = least_seconds(pools, counted)
+    else:
+        makespan[rows], guessed[rows] = counted_seconds(pools, counted)[0], False
     group = counted.flow.group_seconds(makespan, columns.steady_s)
     ends = None if columns.ends_s is None else columns.ends_s.copy()
     if ends is not None:
-        ends[rows] = counted_ends_s(pools, counted, found, group[rows])
+        ends[known] = counted_ends_s(pools, counted, makespan[known], group[known])
     made = replace(columns, makespan_s=makespan, group_s=group, guessed=guessed, ends_s=ends)
     return _joined(made, rows, counted, settings, lent) if lent else made
+
+
+def _serve_roomiest(
+    columns: RolloutColumns, asked: IntArray, rows: IntArray, pools: list[Engines], counted: Counted
+) -> None:
+    """Serve agents on the roomiest engines of each layout that are ``asked`` for (of ``rows``, whose are ``pools``).
+
+    What they take tells that smaller caches take longer than was guessed, which may then not be asked for any more;
+    and where others have told that of one already, it is not served yet.
+    """
+    told, _ = least_seconds(pools, counted)
+    asked = asked[told[asked] <= columns.makespan_s[rows[asked]]]
+    asked = asked[np.lexsort((-columns.max_running[rows[asked]], -columns.kv_tokens[rows[asked]]))]
+    first = np.unique(columns.engine[rows[asked]], return_index=True)[1]
+    counted_seconds([pools[at] for at in asked[first]], counted)
 
 
 def _joined(

@@ -272,6 +272,8 @@ def counted_seconds(
             seconds = counted.counted_s(pool, known)
         elif not least:
             seconds = counted.simulated_s(pool)
+            if pool.apart is None:  # those with as many replicas and less cache, or fewer, take no less
+                counted.simulated.tell(pool, seconds)
         else:
             seconds, guessed[position] = _least_s(pool, counted)
         makespan[position] = demand.batch.rounds * seconds
@@ -309,7 +311,14 @@ def _simulate_roomiest(pools: Sequence[Engines], counted: Counted) -> None:
             continue
         roomiest = sorted((pool for pool in own if pool.limits.kv_tokens == room), key=lambda p: -p.limits.max_running)
         least = min(counted.simulated_s(pool) for pool in (roomiest if first.apart else roomiest[:1]))
-        counted.simulated.roomiest.setdefault(first.key, []).append((first.replicas, room, least))
+        counted.simulated.tell(first, least)
+
+
+def least_seconds(pools: Sequence[Engines], counted: Counted) -> tuple[FloatArray, BoolArray]:
+    """Makespans that simulating has found, or no more than it will find [s], and which are that ``[pools]``."""
+    found = [_least_s(pool, counted) for pool in pools]
+    seconds = counted.demand.batch.rounds * np.array([each for each, _ in found], dtype=np.float64)
+    return seconds, np.array([guessed for _, guessed in found], dtype=np.bool_)
 
 
 def _least_s(pool: Engines, counted: Counted) -> tuple[float, bool]:

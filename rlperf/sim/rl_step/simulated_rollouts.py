@@ -104,6 +104,12 @@ class SimulatedRollouts:
     joined: dict[tuple[object, ...], list[Within[FloatArray]]] = field(default_factory=dict)
     roomiest: dict[tuple[object, ...], list[tuple[int, float, float]]] = field(default_factory=dict)
 
+    def tell(self, pool: Engines, seconds: float) -> None:
+        """Note the makespan of a pool, the first that is told of so many replicas and such a cache."""
+        told = self.roomiest.setdefault(pool.key, [])
+        if not any((count, room) == (pool.replicas, pool.limits.kv_tokens) for count, room, _ in told):
+            told.append((pool.replicas, pool.limits.kv_tokens, seconds))
+
     def least_s(self, pool: Engines) -> float | None:
         """No more than a makespan, from those of as many or more replicas and caches; None: there is none [s]."""
         replicas, held = pool.replicas, pool.limits.kv_tokens

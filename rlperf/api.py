@@ -23,8 +23,9 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, resolve
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.job_document import read_job_document
 from rlperf.specs.own_files import folder_of
-from rlperf.specs.reader import Document, as_path, read_job_document, validate
+from rlperf.specs.reader import Document, as_path, validate
 from rlperf.specs.short_job import SHORT, short_job
 from rlperf.told import Tell
 

@@ -6,7 +6,8 @@ what assumed. Command, tutorial and the guide's table read the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,14 @@ class Technique:
     assumed: str
     usual: bool = False
     simulated: bool = False
+
+    def called(self, name: str) -> bool:
+        """Whether it is asked for: by its name, or by some words of its name or key (``fp8``, ``one_step_off``)."""
+        return bool(_words(name)) and _words(name) <= _words(f"{self.name} {self.key}")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 def _drafts(architecture: Architecture) -> list[str]:
@@ -223,11 +232,25 @@ def _note(row: Gain) -> str:
     return f"{row.name} ({', '.join(row.frameworks) or 'no framework'})" + (f": {said}" if said else "")
 
 
+def _chosen(names: Sequence[str]) -> list[Technique]:
+    """The rows asked for, all where nothing is; a `SpecError` names what no row is called."""
+    found = [[each for each in TECHNIQUES if each.called(name)] for name in names]
+    known = [each.name for each in TECHNIQUES]
+    there = f"there are {', '.join(known)}; one word of a name or key will do"
+    unknown = [name for name, rows in zip(names, found, strict=True) if not rows]
+    if unknown:
+        raise SpecError(
+            Problem(f"there is no technique named {name!r}", suggestion=did_you_mean(name, known) or there)
+            for name in unknown
+        )
+    return [each for each in TECHNIQUES if not names or any(each in rows for rows in found)]
+
+
 def gains(
     job: Jobs | None = None, names: tuple[str, ...] = (), *, draws: int = 2, folder: Path | None = None,
     report: Tell | None = None, **values: Any,
 ) -> GainTable:  # fmt: skip
-    """Every technique (or those of ``names``) against the job as it is, each planned anew on the same drawn rl_steps.
+    """Every technique (or those that words of ``names`` call) against the job, planned anew on the same drawn rl_steps.
 
     Parameters
     ----------
@@ -240,16 +263,9 @@ def gains(
     ------
     SpecError : a name that no technique has; InfeasibleError : the job itself has no plan
     """
-    known = [each.name for each in TECHNIQUES]
-    there = f"there are {', '.join(known)}"
-    if unknown := [name for name in names if name not in known]:
-        raise SpecError(
-            Problem(f"there is no technique named {name!r}", suggestion=did_you_mean(name, known) or there)
-            for name in unknown
-        )
+    chosen = _chosen(names)
     base, folder = job_and_folder(job_of(job, values), folder)
     architecture = ask(base, folder=folder, to_plan=True).context.tasks[0].architecture
-    chosen = [each for each in TECHNIQUES if not names or each.name in names]
     changes = {each.name: each.changes(architecture) for each in sorted(chosen, key=lambda each: not each.simulated)}
     asked: dict[str, tuple[str, Fields]] = {name: (name, fields) for name, fields in {BASE: {}, **changes}.items()}
     tell = report or quiet

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -24,6 +25,7 @@ from rlperf.frameworks.logs.dumps import read_dump
 from rlperf.frameworks.logs.read import read_log
 from rlperf.frameworks.sources import read_source
 from rlperf.specs.job import Job
+from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import (
     MOST_DEPTH,
     MOST_VALUES,
@@ -222,6 +224,17 @@ def test_terminals_pipes_and_full_disks(line: str, code: int, said: str) -> None
     line = line.replace("rlperf", f"{sys.executable} -m rlperf")
     found = subprocess.run(["/bin/bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
     assert (found.returncode, found.stderr) == (code, said)
+
+
+def test_a_pipe_is_read_once_and_asked_as_often_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reader, writer = os.pipe()
+    os.write(writer, b"a: 1")
+    os.close(writer)
+    pipe = f"/dev/fd/{reader}"
+    assert read_text(pipe) == read_text(pipe) == "a: 1"
+    assert folder_of(pipe) == tmp_path  # its names and relative paths start where it is read
+    os.close(reader)
 
 
 def test_a_defect_has_an_exit_code_of_its_own(

@@ -249,6 +249,20 @@ def test_a_cluster_of_an_unknown_device_is_refused(tmp_path: Path) -> None:
         load_cluster(path)
 
 
+@pytest.mark.parametrize("place", ["", "clusters"])
+def test_a_device_beside_a_cluster_that_lies_elsewhere_is_said_to_lie_there(place: str, tmp_path: Path) -> None:
+    sheet = find_profile("devices", "l40s").read_text().replace("name: l40s", "name: mine")
+    cluster = find_profile("clusters", "dgx_h100").read_text().replace("device: h100_sxm", "device: mine")
+    (tmp_path / "far" / "devices").mkdir(parents=True)
+    (tmp_path / "far" / "devices" / "mine.yaml").write_text(re.sub("^aliases.*$", "", sheet, flags=re.MULTILINE))
+    file = tmp_path / "far" / place / "own.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(cluster)
+    with pytest.raises(SpecError, match=f"set RLPERF_PROFILES={tmp_path / 'far'}"):
+        load_cluster(file, folder=tmp_path)
+    assert load_cluster(file, folder=tmp_path / "far").device == "mine"
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "architectures"])
 def test_what_the_command_lists_it_shows(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Engines, frameworks and jobs were listed, and refused with "see rlperf profiles list"."""

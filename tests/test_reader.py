@@ -174,3 +174,20 @@ def test_what_stands_in_another_form_is_told_in_words_of_the_file(tmp_path: Path
     assert said["horizon: fields with values are due"] == (7, "name: value")
     (share,) = [found for message, found in said.items() if message.startswith("limits.truncated_fraction")]
     assert share == (6, "write 0.05")
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("pools: [{role: rollout, layout: {tp: 2}}]", "unknown field (here it is tensor_parallel)"),
+        ("pools: [{role: rollout, layot: {}}]", "unknown field (did you mean layout?)"),
+        ("model: Qwen3-8B", "unknown field (here it is architecture)"),
+        ("zero_stage: 3", "unknown field (it belongs to layout)"),
+        ("horizon: {rl_step: 2}", "unknown field (did you mean rl_steps?)"),
+        ("algorithm: GRPO", "(did you mean grpo?)"),
+    ],
+)
+def test_a_field_or_word_that_is_not_known_is_told_by_those_beside_it(field: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        validate(parse_document(field, "job.yaml"), Job)
+    assert said in str(caught.value)

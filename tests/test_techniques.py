@@ -22,7 +22,8 @@ from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.question.context import resolve
 from rlperf.report.table import text_table
 from rlperf.specs.job import Job
-from rlperf.specs.reader import read_job_document, validate
+from rlperf.specs.job_document import read_job_document
+from rlperf.specs.reader import validate
 from rlperf.techniques import HEAD, TECHNIQUES, GainTable, frameworks_with, gains
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "techniques.md"
@@ -153,6 +154,44 @@ def test_an_unknown_technique_is_refused_with_those_there_are() -> None:
         gains(names=("warp drive",))
     with pytest.raises(SpecError, match=r"'fp8cache' \(did you mean fp8 cache\?\)"):
         gains(names=("fp8cache",))
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("fp8", ["fp8 rollouts", "fp8 cache", "fp8 training"]),
+        ("async", ["fully asynchronous"]),
+        ("one_step_off", ["one step off"]),
+        ("cuda graphs", ["CUDA graphs"]),
+        ("-", []),
+    ],
+)
+def test_words_of_a_techniques_name_or_key_call_it(word: str, names: list[str]) -> None:
+    assert [each.name for each in TECHNIQUES if each.called(word)] == names
+
+
+def test_a_techniques_own_name_calls_no_other() -> None:
+    assert all([each for each in TECHNIQUES if each.called(one.name)] == [one] for one in TECHNIQUES)
+
+
+@pytest.mark.parametrize(("options", "said"), [(["--out", "plans"], "writes no files"), (["--bold"], "")])
+def test_no_option_beside_what_if_is_passed_over(
+    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from rlperf.cli.main import app
+
+    asked: list[Job] = []
+
+    def found(one: Job, *_: object, **__: object) -> GainTable:
+        asked.append(one)
+        return GainTable(1.0, ())
+
+    monkeypatch.setattr("rlperf.techniques.gains", found)
+    words = ["plan", "--model", "Qwen3-0.6B", "--gpus", "8", "--what-if", "fp8", *options]
+    error = CliRunner().invoke(app, words).exception
+    assert said in str(error) if said else asked[0].objective.bold
 
 
 def test_every_row_names_frameworks_that_exist_and_says_what_is_measured() -> None:

@@ -30,7 +30,7 @@ def plan(
     ] = None,
     risk: Annotated[float | None, typer.Option(min=0, max=1, help="0: mean (default); 1: the 95th.")] = None,
     bold: Annotated[bool, typer.Option("--bold", help="Leave what is known to work for any gain.")] = False,
-    what_if: Annotated[str | None, typer.Option(help="all or names: their gains.")] = None,
+    what_if: Annotated[str | None, typer.Option(help="all, or names or words (fp8,async): their gains.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Best layouts, batches and lengths for a job, and the runner-up.
@@ -48,8 +48,10 @@ def plan(
     changes = {**({} if risk is None else {"risk": risk}), **({"bold": True} if bold else {})}
     if several and what_if is not None:
         raise SpecError("--what-if asks one framework: name one")
+    if out is not None and what_if is not None:
+        raise SpecError("--what-if prints a table and writes no files: leave out --out, or --what-if")
     if what_if is not None:
-        _print_gains(asked, what_if, as_json)
+        _print_gains(with_objective(load_job(asked.job()), changes), asked.folder, what_if, as_json)
     elif several:
         _rank(asked, str(framework), with_objective(load_job(asked.job()), changes), out, as_json)
     else:
@@ -133,13 +135,13 @@ def _rank(asked: AskedJob, frameworks: str, job: Job, out: Path | None, as_json:
         raise InfeasibleError(f"no framework has a plan for this job ({hint})")
 
 
-def _print_gains(asked: AskedJob, what_if: str, as_json: bool) -> None:
-    """The table of techniques; ``what_if``: ``all``, or names with commas between."""
+def _print_gains(job: Job, folder: Path, what_if: str, as_json: bool) -> None:
+    """The table of techniques; ``what_if``: ``all``, or names (or words of them) with commas between."""
     from rlperf.techniques import HEAD, gains
 
     names = () if what_if == "all" else tuple(name.strip() for name in what_if.split(","))
     with progress("planning") as bar:
-        found = gains(asked.job(), names, folder=asked.folder, report=bar)
+        found = gains(job, names, folder=folder, report=bar)
     if as_json:
         print_json(found.to_dict())
         return

@@ -26,10 +26,11 @@ from rlperf.plan.question.context import keys_of
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
+from rlperf.specs.job_document import read_job_document
 from rlperf.specs.modes import MODES
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.profiles import is_path, load_architecture, load_cluster
-from rlperf.specs.reader import read_job_document, validate
+from rlperf.specs.reader import validate
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import is_export, write_folder
 from rlperf.units import human_seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root, search_path
-from rlperf.specs.reader import is_file, is_folder
+from rlperf.specs.reader import is_file, is_folder, is_pipe
 
 MOST_BYTES = 1 << 28
 """Larger recordings stay where they are, and the plan keeps their absolute path."""
@@ -30,7 +30,9 @@ def inputs_folder(file: Path | str) -> Path:
 
 
 def folder_of(file: Path | str) -> Path:
-    """The folder where names and relative paths of a job's or a plan's file start."""
+    """The folder where names and relative paths of a job's or a plan's file start: of a pipe, where it is read."""
+    if is_pipe(Path(file)):
+        return Path.cwd()
     path = Path(file).resolve()
     inputs = inputs_folder(path)
     return inputs if inputs.is_dir() else path.parent

@@ -8,7 +8,7 @@ come from `ATTRIBUTES` and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
@@ -129,6 +129,12 @@ Offloaded = TypeVar("Offloaded")
 
 class LayoutForm(_Form, Generic[Degree, Number, Flag, Recomputed, Offloaded]):
     """The table of layouts: how a pool's work is spread over its devices."""
+
+    other_words: ClassVar[Mapping[str, str]] = {
+        "tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel", "cp": "context_parallel",
+        "sp": "sequence_parallel (ulysses, if that is meant)", "ep": "expert_parallel", "vpp": "virtual_pipeline",
+        "etp": "expert_tensor_parallel",
+    }  # fmt: skip
 
     tensor_parallel: Degree = _is("both", "searched", 1, "devices", "that share every matrix product", "TP")
     pipeline_parallel: Degree = _is("both", "searched", 1, "stages", "that the layers are cut into", "PP")

@@ -253,15 +253,20 @@ def _found_by_name(device: str, folder: Path | str | None) -> Device:
 
 
 def _named_in(path: Path, field: str, look_up: Callable[[], object]) -> None:
-    """Look up what a field of a profile names; where nothing has the name, the error says where it stands."""
+    """Look up what a field of a profile names; where nothing has the name, the error says where it stands, and where
+    a file of the name lies beside the profile, how it is found."""
     try:
         look_up()
     except SpecError as error:
-        if all(problem.file is None for problem in error.problems):
-            raise SpecError(
-                [read_document(path).problem((field,), each.message, each.suggestion) for each in error.problems]
-            ) from None
-        raise
+        if any(problem.file is not None for problem in error.problems):
+            raise
+        document = read_document(path)
+        kind = {"device": "devices", "network": "links"}[field]
+        beside = (root for root in path.absolute().parents[:2] if is_file(root / kind / f"{document.data[field]}.yaml"))
+        root = next(beside, None)
+        hint = root and f"{kind}/ of {root} is not searched: set RLPERF_PROFILES={root}, or put it beside the job"
+        said = [document.problem((field,), each.message, hint or each.suggestion) for each in error.problems]
+        raise SpecError(said) from None
 
 
 def _cluster_file(name_or_path: str | Path, folder: Path | str | None) -> Path:

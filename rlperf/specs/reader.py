@@ -14,6 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,6 +109,8 @@ def read_text(path: Path | str) -> str:
             raise SpecError(Problem("is a device, a file is due", str(target)))
         if status.st_size > MOST_BYTES:
             raise SpecError(Problem(f"has {status.st_size:,} bytes: at most {MOST_BYTES:,} are read", str(target)))
+        if stat.S_ISFIFO(status.st_mode):
+            return _piped((status.st_dev, status.st_ino), target)
         return target.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise SpecError(Problem("no such file", str(target), suggestion=_near(target))) from error
@@ -117,6 +120,12 @@ def read_text(path: Path | str) -> str:
         if isinstance(error, SpecError):
             raise
         raise SpecError(Problem(f"cannot be read: {failure(error)}", str(target))) from error
+
+
+@cache
+def _piped(_pipe: tuple[int, int], path: Path) -> str:
+    """Text of a pipe, kept: it has it no second time, and who asks of a file asks more than once."""
+    return path.read_text(encoding="utf-8")
 
 
 def is_there(path: Path) -> bool:
@@ -138,6 +147,11 @@ def is_file(path: Path) -> bool:
 def is_folder(path: Path) -> bool:
     """Whether a path is a folder, as in `is_there`."""
     return _asked(path.is_dir)
+
+
+def is_pipe(path: Path) -> bool:
+    """Whether a path is a pipe, as in `is_there`."""
+    return _asked(path.is_fifo)
 
 
 def _asked(question: Callable[[], bool]) -> bool:
@@ -203,34 +217,6 @@ def _near(missing: Path) -> str | None:
 def read_document(path: Path | str) -> Document:
     """Parse a YAML (or JSON) file."""
     return parse_document(read_text(path), str(path))
-
-
-RECORDS = (".jsonl", ".csv", ".tsv", ".parquet", ".log")
-"""Suffixes of what a run has written, which is no job."""
-SCRIPTS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")
-"""Suffixes of what launches a framework, which is no job."""
-_COMMAND = re.compile(
-    r"\A#!|^\s*(?:[A-Z_]+=\S+\s+)*(?:python3?|torchrun|accelerate|ray|srun|bash|uv|set|export)\s", re.M
-)
-"""What a line of a launch script begins with, and none of a job."""
-
-
-def read_job_document(path: Path | str) -> Document:
-    """A job's or plan's file; lengths, logs and launch scripts are told apart, and what reads them named."""
-    if Path(path).suffix in RECORDS and is_file(Path(path)):
-        hint = f"`rlperf explain {path}` reads a log, `rlperf plan --model ... --gpus ... --workload {path}` lengths"
-        raise SpecError(Problem("is what a run has written, no job", str(path), suggestion=hint))
-    text = read_text(path)  # once: a pipe has it no second time
-    launches = Path(path).suffix in SCRIPTS or _COMMAND.search(text) is not None
-    try:
-        document = parse_document(text, str(path))
-        if isinstance(document.data, dict) or not launches:
-            return document
-    except SpecError:
-        if not launches:
-            raise
-    hint = f"`rlperf import {path} --out job.yaml` makes one of it, `rlperf audit {path}` judges it as it is"
-    raise SpecError(Problem("is a launch script, no job", str(path), suggestion=hint))
 
 
 def parse_document(text: str, file: str) -> Document:
@@ -363,6 +349,7 @@ MOST_SHOWN = 80
 _LIST, _FIELDS = ("a list is due", "each entry begins with '- '"), ("fields with values are due", "name: value")
 _DUE = {"tuple_type": _LIST, "list_type": _LIST, "model_type": _FIELDS, "dict_type": _FIELDS}
 """Pydantic's words for what stands there in another form -> what a file is to hold, and how it is written."""
+_QUOTED = re.compile(r"'([^']+)'")
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -379,13 +366,7 @@ def problems_of(error: ValidationError, document: Document, spec: type[BaseModel
         path = _data_path(document.data, item["loc"])
         suggestion = None
         if item["type"] == "extra_forbidden":
-            message = "unknown field"
-            word, places = str(item["loc"][-1]), _field_places(spec)
-            here, meant = places.get(word), getattr(spec, "other_words", {}).get(word)
-            if meant and len(item["loc"]) == 1:
-                suggestion = f"here it is {meant}"
-            else:
-                suggestion = f"it belongs to {' or '.join(here)}" if here else did_you_mean(word, places)
+            message, suggestion = "unknown field", _meant_field(item["loc"], spec)
         elif item["type"] == "missing":
             message = "is missing"
         elif item["type"] in _DUE:
@@ -398,6 +379,8 @@ def problems_of(error: ValidationError, document: Document, spec: type[BaseModel
                 message += f" (given: {said if len(said) <= MOST_SHOWN else said[:MOST_SHOWN] + ' ...'})"
             if isinstance(given, str) and (percent := _PERCENT.fullmatch(given)):
                 suggestion = f"write {float(percent[1]) / 100.0:g}"
+            if isinstance(given, str) and item["type"] == "literal_error":
+                suggestion = did_you_mean(given.lower(), _QUOTED.findall(item["msg"]))
         for line in message.split("\n"):
             where, said = _named_first(document, path, line)
             problem = document.problem(where, said, suggestion)
@@ -427,24 +410,40 @@ def _data_path(data: Any, location: Sequence[str | int]) -> Key:
     return tuple(path)
 
 
-def _field_places(spec: type[BaseModel]) -> dict[str, list[str]]:
-    """Every field reachable from ``spec``, and the fields that it stands under."""
-    places: dict[str, list[str]] = {}
-    pending: list[tuple[Any, str]] = [(spec, "the top")]
-    seen: set[tuple[Any, str]] = set()
+def _meant_field(location: Sequence[str | int], spec: type[BaseModel]) -> str | None:
+    """What was meant by an unknown field: what its form calls it, another place, or what is written like it, the
+    fields beside it first."""
+    forms, word = _forms(spec), str(location[-1])
+    parent = next((part for part in reversed(location[:-1]) if isinstance(part, str)), _TOP)
+    beside = [form for form, under in forms if under == parent]
+    called = (getattr(form, "other_words", {}).get(word) for form in beside)
+    if meant := next(filter(None, called), None):
+        return f"here it is {meant}"
+    if here := dict.fromkeys(under for form, under in forms if word in form.model_fields):
+        return f"it belongs to {' or '.join(here)}"
+    groups = (beside, [form for form, _ in forms])
+    near = (did_you_mean(word, sorted(name for form in group for name in form.model_fields)) for group in groups)
+    return next(filter(None, near), None)
+
+
+_TOP = "the top"
+
+
+def _forms(spec: type[BaseModel]) -> list[tuple[type[BaseModel], str]]:
+    """Every form reachable from ``spec``, and the field that it stands under."""
+    pending: list[tuple[Any, str]] = [(spec, _TOP)]
+    seen: dict[tuple[Any, str], None] = {}
     while pending:
         kind, parent = pending.pop()
         if (kind, parent) in seen:
             continue
-        seen.add((kind, parent))
+        seen[kind, parent] = None
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            for name, field in kind.model_fields.items():
-                places.setdefault(name, []).append(parent)
-                pending.append((field.annotation, name))
+            pending.extend((field.annotation, name) for name, field in kind.model_fields.items())
         else:
             pending.extend(
                 (arg, parent)
                 for arg in getattr(kind, "__args__", ())
                 if isinstance(arg, type) or hasattr(arg, "__args__")
             )
-    return dict(sorted(places.items()))
+    return [(kind, parent) for kind, parent in seen if isinstance(kind, type) and issubclass(kind, BaseModel)]

@@ -116,6 +116,23 @@ def test_groups_of_agents_end_in_the_screen_as_in_events(kv_tokens: float) -> No
     assert served[0].short_of_cache == (kv_tokens < 1e5)
 
 
+@pytest.mark.parametrize("mode", ["math", "searching"])
+def test_generation_batches_end_one_after_another(mode: str) -> None:
+    """The judge had all of their groups end as if they were rolled out at once, the screen evenly."""
+    task = {"name": "t", "workload": mode, "prompts_per_step": 32, "group_size": 4, "generation_batch": 16,
+            "max_response_tokens": 2048}  # fmt: skip
+    pools = [{"role": "rollout", "settings": {"max_running": 16}, "layout": {"tensor_parallel": 2}, "devices": 8}]
+    question = ask({**_streamed(16), "tasks": [task], "pools": pools}, to_plan=True)
+    (decision,) = decide(question.context, question.facts, quiet)
+    stage = decision.evaluations[0].rollout
+    assert decision.evaluations[0].demand.batch.rounds == 2 and stage.ends_s is not None
+    np.testing.assert_allclose(stage.ends_s[:, -1], stage.makespan_s)
+    screened = dict(zip(decision.screened.configurations, decision.screened.rl_step_s.tolist(), strict=True))
+    for each in decision.evaluations:
+        if each.configuration in screened and not _short(each):
+            assert screened[each.configuration] == pytest.approx(each.rl_step_s, rel=0.03)
+
+
 @pytest.mark.slow
 def test_what_people_state_is_no_faster_than_the_planner_finds() -> None:
     """Where engines preempt, events tell numbers of places apart in no order: 128 took 1.3 % less than 104, planned."""

@@ -12,7 +12,7 @@ from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.modes import first_group_s
 from rlperf.sim.rl_step.rollout_counted import Counted, concurrency_of
 from rlperf.sim.rl_step.simulated_rollouts import Engines
-from rlperf.sim.rollout.group_ends import ENDS, GroupEnds, count_group_ends, group_ends
+from rlperf.sim.rollout.group_ends import ENDS, GroupEnds, count_group_ends, group_ends, in_turn
 from rlperf.sim.rollout.routing import route, telling_replicas
 
 
@@ -33,28 +33,34 @@ def counted_ends_s(
 ) -> FloatArray:
     """When each part of the groups is complete, mean over the rl_steps that are counted [s] ``[pools][ENDS]``.
 
-    Of requests that run in waves as these end (`count_group_ends`). Where prompts are read apart
-    or a batch is not rolled out at once, as if groups ended evenly.
+    Of requests that run in waves as these end (`count_group_ends`), generation batches one after another; of agents as
+    they are served. Where prompts are read apart or rollouts go on in the next rl_step, as if groups ended evenly.
     """
     ends_s = even_ends_s(makespan_s, group_s)
     batch = counted.demand.batch
-    if batch.rounds > 1 or batch.over_provision > 1.0:
+    if batch.over_provision > 1.0:
         return ends_s
     known: dict[tuple[EngineStepCost, int, int], FloatArray] = {}
     for position in np.flatnonzero([pool.apart is None for pool in pools]).tolist():
         pool, seconds = pools[position], np.zeros(ENDS)
         if not counted.single_turn:
             if (ended := counted.known_turns(pool)) is not None:
-                ends_s[position] = np.mean([group_ends(each.finish_s, each.group) for each in ended], axis=0)
+                ends_s[position] = _of_rl_steps([group_ends(each.finish_s, each.group) for each in ended], batch.rounds)
             continue
         for concurrency, weight in concurrency_of(pool.limits, counted.tables, pool.replicas, counted.flow.context):
             key = (pool.cost, pool.replicas, concurrency)
             if key not in known:
                 found = [each.seconds(pool.cost) for each in _counts(counted, pool, concurrency)]
-                known[key] = np.mean(found, axis=0)
+                known[key] = _of_rl_steps(found, batch.rounds)
             seconds += weight * known[key]
         ends_s[position] = seconds
     return ends_s
+
+
+def _of_rl_steps(ends: Sequence[FloatArray], rounds: int) -> FloatArray:
+    """Those of every generation batch as those of rl_steps of so many, their mean."""
+    of_each = [in_turn(ends[first : first + rounds]) for first in range(0, len(ends), rounds)]
+    return np.asarray(np.mean(of_each, axis=0))
 
 
 def _counts(counted: Counted, pool: Engines, concurrency: int) -> list[GroupEnds]:

@@ -22,7 +22,7 @@ from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, interrupted_second
 from rlperf.sim.rl_step.rollout_counted import generation_batches
 from rlperf.sim.rl_step.simulated_rollouts import Within, holding
 from rlperf.sim.rollout.apart import Apart, simulate_apart
-from rlperf.sim.rollout.group_ends import group_ends
+from rlperf.sim.rollout.group_ends import group_ends, in_turn
 from rlperf.sim.rollout.lent import joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
@@ -175,6 +175,7 @@ class RolloutEvents:
     _within: dict[tuple[object, ...], list[Within[RolloutResult]]] = field(default_factory=dict)
     _lent: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
     _makespans: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
+    _batches: dict[tuple[object, ...], list[FloatArray]] = field(default_factory=dict)
     _parts: dict[tuple[bytes, int, bool], tuple[Trajectories, IntArray | None]] = field(default_factory=dict)
 
     def results(self, demand: Demand, replicas: Replicas) -> tuple[RolloutResult, ...]:
@@ -228,10 +229,25 @@ class RolloutEvents:
             self._lent[key] = np.array(curves)
         return self._lent[key]
 
+    def ends_s(
+        self, demand: Demand, replicas: Replicas, served: Sequence[Trajectories], results: Sequence[RolloutResult]
+    ) -> FloatArray:
+        """When parts of the groups of every rollout are complete [s] ``[rollouts][ENDS]``."""
+        if demand.batch.rounds > 1:
+            return np.array([in_turn(self._ends_in_turn(demand, index, replicas)) for index in range(len(results))])
+        return np.array([group_ends(r.finish_s, part.group) for r, part in zip(results, served, strict=True)])
+
     def _in_turn_s(self, demand: Demand, index: int, replicas: Replicas) -> float:
         """Generation batches one after another: each starts when the longest response of the one before is there."""
-        parts = generation_batches(Trajectories.from_table(demand.tables[index]), demand.batch)
-        return sum(replicas.serve(part).makespan_s for part in parts)
+        return float(sum(ends[-1] for ends in self._ends_in_turn(demand, index, replicas)))
+
+    def _ends_in_turn(self, demand: Demand, index: int, replicas: Replicas) -> list[FloatArray]:
+        """When parts of the groups of every generation batch are complete, from its begin [s] ``[ENDS]``."""
+        key = (demand.keys[index], demand.batch, replicas.key)
+        if key not in self._batches:
+            parts = generation_batches(Trajectories.from_table(demand.tables[index]), demand.batch)
+            self._batches[key] = [group_ends(replicas.serve(part).finish_s, part.group) for part in parts]
+        return self._batches[key]
 
     def _refilled_s(self, demand: Demand, index: int, replicas: Replicas) -> float:
         source = GroupSource(Trajectories.from_table(demand.tables[index]), seed=self.seed + index)
@@ -292,6 +308,6 @@ def simulated_rollout(
         transition_s=np.full(n, transition_s),
         weight_dtype=weight_dtype,
         lent_s=events.lent_s(demand, replicas, served, results) if replicas.lent else None,
-        ends_s=np.array([group_ends(r.finish_s, g) for r, g in zip(results, groups, strict=True)]),
+        ends_s=events.ends_s(demand, replicas, served, results),
     )
     return stage, results

@@ -7,6 +7,7 @@ turns their counts into seconds (docs/theory/rollout.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +30,16 @@ def group_ends(finish: FloatArray, group: IntArray) -> FloatArray:
     [2.0, 2.0, 4.0, 4.0]
     """
     return _parts(last_of_groups(group, finish)[0])
+
+
+def in_turn(ends: Sequence[FloatArray]) -> FloatArray:
+    """The same of batches of as many groups that follow one another, from that of each [s].
+
+    >>> in_turn([np.linspace(1.0, 64.0, 64), np.full(64, 10.0)])[[0, 31, 32, 63]].tolist()
+    [2.0, 64.0, 74.0, 74.0]
+    """
+    begin = np.cumsum([0.0, *(each[-1] for each in ends[:-1])])
+    return _parts(np.concatenate([start + each for start, each in zip(begin, ends, strict=True)]))
 
 
 def _parts(ends: FloatArray) -> FloatArray:

@@ -181,6 +181,22 @@ def test_the_header_of_an_exported_plan_names_its_cluster(tmp_path: Path) -> Non
     assert assumed_lines(import_config([config]), None, "math") == ["assumed: cluster dgx_h100"]
 
 
+def test_the_header_of_an_exported_plan_names_the_rollouts_own_cluster(tmp_path: Path) -> None:
+    """Its file was audited with both pools on the trainer's cluster: 11 min 27 s where the plan said 14 min 1 s."""
+    run = sample_run(Random(3), "verl")
+    files = export_run(run, adapter_of("verl"), "0.9", "config").files
+    config = tmp_path / "config.yaml"
+    header = "# Planned for hgx_h800, rollout on hgx_h20: rollout 64 x h20_sxm, trainer 64 x h800_sxm; lengths of math."
+    config.write_text(f"{header}\n{files['config.yaml']}")
+    imported = import_config([config])
+    for asked, nodes in ((None, run.trainer.devices // 8), ("hgx_h800", run.trainer.devices // 8), ("dgx_h100", None)):
+        job = job_of_config(imported, cluster=asked)
+        assert job.pool("rollout").cluster == ("hgx_h20" if nodes else None)
+        assert nodes is None or job.nodes == max(nodes, 1)
+    told = "assumed: cluster hgx_h800 and rollout on hgx_h20, as the file's header says"
+    assert told in assumed_lines(imported, None, "math")
+
+
 def test_the_header_of_an_exported_plan_names_its_lengths(tmp_path: Path) -> None:
     """The file of a plan for agents was imported, audited and compared with the responses of math: 7 min for 11."""
     files = export_run(sample_run(Random(3), "verl"), adapter_of("verl"), "0.9", "config").files

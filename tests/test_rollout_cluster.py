@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import rlperf
 from rlperf.api import ask, plan_job, size_job
 from rlperf.errors import SpecError
+from rlperf.frameworks.imports import import_config, job_of
 from rlperf.plan.size_offers import offered_jobs
 from rlperf.specs.job import Job
 
@@ -82,3 +86,14 @@ def test_engines_over_two_nodes_leave_an_odd_one() -> None:
 
     six = planned(6)
     assert planned(7) == six and six[0] == 48
+
+
+def test_what_is_exported_is_read_back_on_both_clusters(tmp_path: Path) -> None:
+    job = rlperf.short_job("Qwen3-0.6B", 8, "h800", prompts=16, max_response="1k", mode="one_step_off")
+    pool = {"role": "rollout", "cluster": "hgx_h20", "devices": 8, "layout": {"tensor_parallel": 1}}
+    trainer = {"role": "trainer", "settings": {"backend": "fsdp2"}}
+    plan = rlperf.plan_job(Job.model_validate({**job.stated(), "pools": [pool, trainer]}))
+    rlperf.export_plan(plan, tmp_path)
+    read = job_of(import_config([tmp_path / "config.yaml"]))
+    assert (read.cluster, read.nodes, read.pool("rollout").cluster) == ("hgx_h800", 1, "hgx_h20")
+    assert rlperf.predict_job(read).rl_step_s == pytest.approx(plan.objective)

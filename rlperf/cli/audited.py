@@ -37,6 +37,7 @@ def assumed_of(imported: Imported, cluster: str | None, lengths: str | Path | No
     from rlperf.frameworks.imports import (
         planned_cluster,
         planned_reward,
+        planned_rollout,
         planned_workload,
         usual_cluster,
         usual_workload,
@@ -48,6 +49,8 @@ def assumed_of(imported: Imported, cluster: str | None, lengths: str | Path | No
 
     device, workload = planned_cluster(imported), planned_workload(imported)
     known, lengths_known = (", ".join(filter(None, each(imported))) for each in (usual_cluster, usual_workload))
+    rollout = planned_rollout(imported, cluster)
+    device = f"{device} and rollout on {rollout}" if device and rollout else device
     defaults = ((f"cluster {named(device, known)}", cluster),
                 (f"workload {named(workload, lengths_known)}", lengths))  # fmt: skip
     found = [text for text, given in defaults if given is None]

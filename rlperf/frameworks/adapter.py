@@ -54,6 +54,21 @@ def is_other_program(entry: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """What an exported file was planned for, as its header names it; empty where it does not.
+
+    cluster, rollout : the job's cluster, and the rollout's where it has one of its own
+    lengths : of its one task: a preset, or the name of a file that lay beside the job
+    reward : seconds of its rewards, where the task stated them
+    """
+
+    cluster: str = ""
+    rollout: str = ""
+    lengths: str = ""
+    reward: str = ""
+
+
+@dataclass(frozen=True)
 class Source:
     """A configuration as it was read: keys with the line each stands on, defaults not filled in yet.
 
@@ -72,12 +87,7 @@ class Source:
     """What the launcher (accelerate, torchrun) is told: ``num_processes`` and the like; no keys of the framework."""
     folder: str = ""
     """Where a script goes (``cd``) before it runs the program, as it says it."""
-    planned_for: str = ""
-    """The cluster that an exported file was planned for, as its header names it."""
-    planned_lengths: str = ""
-    """The workload of its one task, likewise: a preset, or the name of a file that lay beside the job."""
-    planned_reward: str = ""
-    """Seconds of its rewards, where the task stated them."""
+    planned: Planned = Planned()
     worked_out: Mapping[str, str] = field(default_factory=dict)
     """Key -> ``file:line`` where a program works its value out: it is left to its default."""
 

@@ -381,7 +381,8 @@ def _where(phase: Phase, job: Job) -> str:
     tasks = [task for task in job.tasks if task.name in phase.tasks]
     lengths, reward = ", ".join(_named(str(task.workload)) for task in tasks), tasks[0].reward_s
     lengths += f", rewards {reward:g} s" if len(tasks) == 1 and reward is not None else ""
-    return f"Planned for {_named(job.cluster)}: {devices}; lengths of {lengths}."
+    clusters = ", rollout on ".join(_named(each) for each in (job.cluster, job.pool("rollout").cluster) if each)
+    return f"Planned for {clusters}: {devices}; lengths of {lengths}."
 
 
 def _named(profile: str) -> str:

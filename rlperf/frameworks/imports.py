@@ -219,16 +219,25 @@ def with_architecture(imported: Imported, name: str | None) -> Imported:
 
 def planned_cluster(imported: Imported) -> str | None:
     """The cluster that the header of an exported file names; None where there is none, or it is not known here."""
-    planned = imported.source.planned_for
+    return _known_cluster(imported.source.planned.cluster)
+
+
+def planned_rollout(imported: Imported, cluster: str | None) -> str | None:
+    """The rollout's own cluster in the header of an exported file; None where another ``cluster`` is asked for."""
+    planned = imported.source.planned
+    return _known_cluster(planned.rollout) if cluster in (None, planned.cluster) else None
+
+
+def _known_cluster(name: str) -> str | None:
     try:
-        return planned if planned and load_cluster(planned) else None
+        return name if name and load_cluster(name) else None
     except SpecError:
         return None
 
 
 def planned_workload(imported: Imported) -> str | None:
     """The lengths that the header of an exported file names; None where they are none, or none that ships."""
-    planned = imported.source.planned_lengths
+    planned = imported.source.planned.lengths
     return planned if planned in PRESETS else None
 
 
@@ -265,8 +274,9 @@ def usual_workload(imported: Imported) -> tuple[str, str]:
 
 def planned_reward(imported: Imported, workload: str | None) -> float | None:
     """Seconds of the rewards that the header of an exported file states; None where other lengths are asked for."""
-    said, lengths = imported.source.planned_reward, imported.source.planned_lengths
-    return float(said) if re.fullmatch(r"[0-9.e+-]+", said) and workload in (None, lengths) else None
+    planned = imported.source.planned
+    stated = re.fullmatch(r"[0-9.e+-]+", planned.reward) and workload in (None, planned.lengths)
+    return float(planned.reward) if stated else None
 
 
 def job_of(
@@ -291,6 +301,7 @@ def job_of(
             workload=workload or planned_workload(imported) or usual_workload(imported)[0],
             name=name,
             reward_s=planned_reward(imported, workload),
+            rollout_cluster=planned_rollout(imported, cluster),
         )
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]

@@ -260,8 +260,9 @@ def _pinned(pool: PoolSpec, problems: list[Problem]) -> dict[str, Value]:
 
 
 def to_job(
-    run: Run, *, framework: str, cluster: str, workload: str, name: str = "imported", reward_s: float | None = None
-) -> Job:
+    run: Run, *, framework: str, cluster: str, workload: str, name: str = "imported", reward_s: float | None = None,
+    rollout_cluster: str | None = None,
+) -> Job:  # fmt: skip
     """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
     batch = run.batch
     task = Task(
@@ -287,7 +288,7 @@ def to_job(
             "architecture": run.architecture,
             "max_positions": batch.max_positions,
             "cluster": cluster,
-            **_nodes_of(run, cluster),
+            **_nodes_of(run, cluster, elsewhere=run.rollout.devices if rollout_cluster else 0),
             "algorithm": run.algorithm,
             "reference": run.reference,
             "old_policy": None if as_usual else run.old_policy,
@@ -298,31 +299,37 @@ def to_job(
             "modes": run.mode,
             "weight_sync": run.weight_sync,
             "limits": {"staleness": ahead},
-            "pools": [_pool_spec("rollout", run.rollout), _pool_spec("trainer", run.trainer), *critic],
+            "pools": [_pool_spec("rollout", run.rollout, rollout_cluster), _pool_spec("trainer", run.trainer), *critic],
             "scorers": [_to_scorer(scorer) for scorer in run.scorers],
         }
     )
 
 
-def _nodes_of(run: Run, cluster: str) -> dict[str, Value]:
-    """Nodes of a run, and of scorers that have devices beside those that its pools count; how much of each it has."""
+def _nodes_of(run: Run, cluster: str, *, elsewhere: int) -> dict[str, Value]:
+    """Nodes of a run, and of scorers that have devices beside those that its pools count; how much of each it has.
+
+    ``elsewhere`` : its devices that are on another cluster
+    """
     try:
         whole = load_cluster(cluster).devices_per_node
     except SpecError:  # reported where the job is resolved
         return {"nodes": run.nodes}
-    devices = run.devices + sum(scorer.devices for scorer in run.scorers if scorer.placement == "own")
+    devices = run.devices + sum(scorer.devices for scorer in run.scorers if scorer.placement == "own") - elsewhere
+    if elsewhere:
+        return {"nodes": -(-devices // whole)}
     if run.devices_per_node < whole and devices == run.nodes * run.devices_per_node:
         return {"nodes": run.nodes, "devices_per_node": run.devices_per_node}
     larger = run.devices_per_node > whole  # one of the file's nodes is several of the cluster's
     return {"nodes": max(run.nodes, -(-devices // whole)) if larger or devices != run.devices else run.nodes}
 
 
-def _pool_spec(role: Role, pool: PoolRun) -> dict[str, Value]:
-    """A pool as it stands in a job file: what the run states, pinned."""
+def _pool_spec(role: Role, pool: PoolRun, cluster: str | None = None) -> dict[str, Value]:
+    """A pool as it stands in a job file: what the run states, pinned; ``cluster``: of its own."""
     stated = pool.stated()
     return {
         "role": role,
         "devices": pool.devices,
+        "cluster": cluster,
         "layout": {name: stated[name] for name in LayoutChoice.model_fields if name in stated},
         "settings": {name: stated[name] for name in PoolSettings.model_fields if name in stated},
     }

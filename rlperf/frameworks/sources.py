@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import Source, is_other_program
+from rlperf.frameworks.adapter import Planned, Source, is_other_program
 from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.scripts.flow import commands, commands_run
@@ -30,10 +30,10 @@ _LONE = re.compile(r"^([a-z]\w*=)", re.MULTILINE)
 _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
 _LAUNCHER = frozenset({"num_processes", "num_machines", "nproc_per_node", "nnodes"})
 
-
-PLANNED_FOR = re.compile(r"^# Planned for (\S+): (?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?\.$)?", re.MULTILINE)
-"""The line of an exported file's header that names its cluster and, of one task, its lengths and reward time
-(`rlperf.frameworks.export`)."""
+PLANNED_FOR = re.compile(
+    r"^# Planned for (\S+?)(?:, rollout on (\S+))?: (?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?\.$)?", re.MULTILINE
+)
+"""The line of an exported file's header that states what `Planned` holds (`rlperf.frameworks.export`)."""
 _KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), TRL's program (.py), or a file of flags"
 
 
@@ -50,7 +50,7 @@ class _Gathered:
     given: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     folder: str = ""
-    planned: tuple[str, str, str] = ("", "", "")
+    planned: Planned = field(default_factory=Planned)
     configurations: str = ""
     """Folder of the configurations that a command names."""
     worked_out: dict[str, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class _Gathered:
             dict(self.words),
             dict(self.launcher),
             self.folder,
-            *self.planned,
+            self.planned,
             {key: where for key, where in self.worked_out.items() if key not in self.keys},
         )
 
@@ -124,7 +124,7 @@ def _read_one(path: Path, gathered: _Gathered) -> None:
 
 def _read_planned(text: str, gathered: _Gathered) -> None:
     if planned := PLANNED_FOR.search(text):
-        gathered.planned = planned[1], planned[2] or "", planned[3] or ""
+        gathered.planned = Planned(*planned.groups(default=""))
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------

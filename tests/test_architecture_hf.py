@@ -45,6 +45,18 @@ def test_absent_fields_take_the_defaults_of_their_class() -> None:
     assert _read(data, head_dim=None).head_dim == 8
 
 
+@pytest.mark.parametrize(("name", "kind"), [("rope_scaling", "type"), ("rope_parameters", "rope_type")])
+def test_positions_are_those_that_yarn_stretches_to(name: str, kind: str) -> None:
+    """What Qwen3's card has people write into config.json for long contexts was refused above 40,960 tokens."""
+    rope = {kind: "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert _read(LLAMA, max_position_embeddings=40960, **{name: rope}).max_positions == 131072
+    assert _read(LLAMA, max_position_embeddings=163840, **{name: rope}).max_positions == 163840
+    for other in ({**rope, kind: "llama3"}, {kind: "yarn", "factor": 4.0}, None, {"full_attention": rope}):
+        assert _read(LLAMA, max_position_embeddings=40960, **{name: other}).max_positions == 40960
+    with pytest.raises(SpecError, match=f"{name}.factor: 'four' is not a positive number"):
+        _read(LLAMA, **{name: {**rope, "factor": "four"}})
+
+
 @pytest.mark.parametrize("count", ["num_experts", "num_local_experts", "n_routed_experts"])
 def test_expert_counts_go_by_several_names(count: str) -> None:
     experts = _read(LLAMA, model_type="mixtral", num_experts_per_tok=2, **{count: 8}).experts

@@ -41,6 +41,8 @@ from rlperf.specs.hf.names import (
     PREDICTION,
     QK_NORM,
     RENAMED,
+    ROPE,
+    ROPE_KIND,
     SHARED_WIDTH,
     STREAMS,
     STRUCTURE,
@@ -271,7 +273,7 @@ def _values(given: Given) -> dict[str, Any]:
         "head_bias": family.head_bias,
         "learned_positions": _learned_positions(given),
         "norm_weights": norm,
-        "max_positions": fields.optional(*POSITIONS) or None,
+        "max_positions": _positions(fields) or None,
         "mixers": _shorten(mixer_names),
         "feed_forwards": _shorten(half_names),
         "variants": (*mixer_variants, *half_variants),
@@ -288,6 +290,16 @@ def _values(given: Given) -> dict[str, Any]:
         "prediction_layers": _prediction_layers(fields),
         "checkpoint_dtype": _checkpoint_dtype(given),
     }
+
+
+def _positions(fields: Fields) -> int:
+    """The longest sequence: as stated, or what YaRN stretches the original positions to where that is longer."""
+    rope = next(
+        (fields.beside(each, name) for name in ROPE if isinstance(each := fields.data.get(name), Mapping)), None
+    )
+    original = rope.optional("original_max_position_embeddings") if rope else 0
+    stretched = original * rope.number("factor", default=1.0) if rope and rope.text(*ROPE_KIND) == "yarn" else 0
+    return max(fields.optional(*POSITIONS), round(stretched))
 
 
 def _experts(given: Given, feed_forwards: Iterable[ReadHalf]) -> Experts | None:

@@ -76,7 +76,7 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     """
     job = None if job is None else given(job)
     if isinstance(job, Plan):
-        job = job.job
+        job = job.question
     if isinstance(job, Mapping):
         values, job = {**job, **values}, None
     if job is None and not values:
@@ -111,7 +111,7 @@ def load_job(job: Job | Path | str) -> Job:
         return job
     document = read_job_document(job)
     plan = plan_in(document)
-    return plan.job if plan else anchored(validate(document, Job), folder_of(job))
+    return plan.question if plan else anchored(validate(document, Job), folder_of(job))
 
 
 def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_plan: bool = False) -> Question:
@@ -137,7 +137,7 @@ def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_pl
         return ask(job_of_plan(job, phases_of(job, named)[0]), folder=folder, to_plan=to_plan)
     folder = folder or Path.cwd()
     job = anchored(job, folder)
-    job = job if task is None else job.of_task(task)
+    job = stated = job if task is None else job.of_task(task)
     problems: list[Problem] = []
     facts, context = None, None
     try:
@@ -165,7 +165,8 @@ def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_pl
     assert context is not None and facts is not None
     restate = partial(as_framework_runs, facts=facts, folder=folder)
     warned = _foreign(facts, context)
-    return Question(replace(context, restate=restate, keyless=facts.keyless("rollout"), warned=warned), facts)
+    keyless = facts.keyless("rollout")
+    return Question(replace(context, asked=stated, restate=restate, keyless=keyless, warned=warned), facts)
 
 
 def _foreign(facts: FrameworkFacts, context: Context) -> tuple[str, ...]:
@@ -184,6 +185,13 @@ def facts_of(job: Job) -> FrameworkFacts:
     return framework_facts(adapter_of(name).name, version)
 
 
+def question_of(job: Job | Path, folder: Path | None = None) -> Question:
+    """A job to plan; of a plan.yaml the one that it answers, which is planned again."""
+    again = None if isinstance(job, Job) else plan_in(read_job_document(job))
+    folder = folder_of(job) if isinstance(job, Path) else folder
+    return ask(again.question if again else job, folder=folder, to_plan=True)
+
+
 def plan_job(job: Jobs | None = None, *, report: Tell | None = None, folder: Path | None = None, **values: Any) -> Plan:
     """The best plan for a job (an object, a dict, or the path of its file; of a plan.yaml, its job is planned again).
 
@@ -194,12 +202,7 @@ def plan_job(job: Jobs | None = None, *, report: Tell | None = None, folder: Pat
     ------
     SpecError, InfeasibleError, SolverError : see `rlperf.errors`
     """
-    job = job_of(job, values)
-    again = None if isinstance(job, Job) else plan_in(read_job_document(job))
-    if again is None or isinstance(job, Job):
-        question = ask(job, folder=folder, to_plan=True)
-    else:
-        question = ask(again.job, folder=folder_of(job), to_plan=True)
+    question = question_of(job_of(job, values), folder)
     return planner.plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
 
 

@@ -107,9 +107,9 @@ class AskedJob:
 
     def question(self) -> Question:
         """The job with everything that its names stand for."""
-        from rlperf.api import ask
+        from rlperf.api import question_of
 
-        return ask(self.job(), folder=self.folder, to_plan=True)
+        return question_of(self.job(), self.folder)
 
     @property
     def label(self) -> str:

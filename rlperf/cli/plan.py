@@ -70,7 +70,8 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
 
     question = asked.question()
     context, facts = question.pair
-    context = replace(context, job=with_objective(context.job, changes))
+    asked_job = context.asked and with_objective(context.asked, changes)
+    context = replace(context, job=with_objective(context.job, changes), asked=asked_job)
     with progress("planning") as bar:
         found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
     screen = console()

@@ -67,9 +67,9 @@ def plan_job(
     phases, switching = _phases(context, program, decisions, solution, free_schedule), _paid(decisions, solution)
     handovers = _handover_cost(context, decisions, solution)
     objective = _value(decisions, solution.chosen) + switching
-    static_objective = None if static is None else _value(decisions, static[1].chosen) + _paid(decisions, static[1])
     return Plan(
         job=context.job,
+        asked=context.asked,
         status="optimal" if solution.gap <= 1e-6 else "feasible",
         objective=objective,
         bound=min(solve(with_values(program, decisions, [d.value for d in decisions])).bound, objective),
@@ -78,7 +78,7 @@ def plan_job(
         combinations=sum(decision.screened.combinations for decision in decisions),
         rejected=_rejected(decisions),
         screen_regret=_regret(program, decisions),
-        static_objective=static_objective,
+        static_objective=static and _value(decisions, static[1].chosen) + _paid(decisions, static[1]),
         static_low=interval and interval[0],
         static_high=interval and interval[1],
         switching=unsure,

@@ -50,14 +50,15 @@ def plan_contents(
     What the job takes from ``folder`` that rlperf does not ship (profiles, models, lengths) goes to ``plan.inputs/``.
     """
     job, own = standing_alone(plan.job, folder)
+    asked, also = standing_alone(plan.asked, folder) if plan.asked else (None, {})
     contents: dict[str, str | bytes] = {
-        "plan.yaml": plan_yaml(plan.model_copy(update={"job": job})),
+        "plan.yaml": plan_yaml(plan.model_copy(update={"job": job, "asked": asked})),
         "report.md": markdown(plan) + "\n![timeline](timeline.svg)\n",
         "timeline.svg": timeline_figure(plan, "svg"),
         "timeline.png": timeline_figure(plan, "png"),
     }
     contents |= {f"config/{name}": content for name, content in (configs or {}).items()}
-    return contents | {f"{INPUTS}{name}": content for name, content in own.items()}
+    return contents | {f"{INPUTS}{name}": content for name, content in (own | also).items()}
 
 
 def write_plan_files(

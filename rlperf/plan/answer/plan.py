@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, model_validator
 
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
@@ -370,26 +370,25 @@ class DefaultsComparison(Frozen):
     notes: tuple[str, ...] = ()
 
 
+Asked = Annotated[Job, PlainSerializer(Job.stated)]
+"""A job of which only what was stated is written: the rest is filled in anew."""
+
+
 class Plan(Frozen):
     """The answer to a job: phases, and how good the answer is."""
 
     schema_version: Literal[1] = 1
     job: Job
+    asked: Asked | None = Field(None, description="the job before its framework said what of it it runs")
     status: Literal["optimal", "feasible"]
-    objective: float = Field(
-        description="value of the objective over the horizon (seconds, USD, or device-seconds per token)"
-    )
+    objective: float = Field(description="value over the horizon (seconds, USD, or device-seconds per token)")
     bound: float = Field(description="no choice of what was judged is below, wherever it lies (objective.bold)")
-    mip_gap: float = Field(
-        description="that the solver left of the program, in which leaving the beaten path has its price"
-    )
+    mip_gap: float = Field(description="what the solver left of the program, where leaving the beaten path has a price")
     candidates: int = Field(description="columns and pairs of columns that were refused or costed one by one")
     combinations: int = Field(0, description="whole configurations among which dominance proves the best was found")
     rejected: dict[str, int]
     screen_regret: float = Field(description="screen's choice over the program's best, both judged, - 1")
-    static_objective: float | None = Field(
-        None, description="best plan that keeps one layout over the whole horizon, and for all tasks that take turns"
-    )
+    static_objective: float | None = Field(None, description="best that keeps one layout throughout, for all tasks too")
     static_low: float | None = Field(None, description="5th percentile of what that plan takes above this one [1]")
     static_high: float | None = Field(None, description="95th percentile")
     switching: SwitchGain | None = Field(
@@ -410,6 +409,11 @@ class Plan(Frozen):
             if missing := {"rollout", "trainer"}.difference(pool.role for pool in phase.pools):
                 raise ValueError(f"a phase has no {' and no '.join(sorted(missing))} pool")
         return self
+
+    @property
+    def question(self) -> Job:
+        """The job to plan anew, under another framework too: as it was asked where that is known."""
+        return self.asked or self.job
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `rlperf plan --json` prints it."""

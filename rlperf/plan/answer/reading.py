@@ -13,4 +13,7 @@ def plan_in(document: Document) -> Plan | None:
     if not (isinstance(document.data, dict) and {"job", "phases"} <= set(document.data)):
         return None
     plan = validate(document, Plan)
-    return plan.model_copy(update={"job": anchored(plan.job, folder_of(document.file))})
+    folder = folder_of(document.file)
+    return plan.model_copy(
+        update={"job": anchored(plan.job, folder), "asked": plan.asked and anchored(plan.asked, folder)}
+    )

@@ -96,6 +96,8 @@ class Context:
     """Whether the engine returns a log-probability of every prompt token."""
     policy_moves: bool = True
     """Whether the engine's model is trained: a scorer's is not, and the head that drafts for it stays as good."""
+    asked: Job | None = None
+    """The job before its framework's files said what they can of it."""
     restate: Callable[[Job], Job] | None = None
     """What files of the framework make of a job; None: they are asked nothing."""
     keyless: frozenset[str] = frozenset()

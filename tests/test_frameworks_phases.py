@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlperf.api import plan_job
+from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.export import export_run, write_plan
 from rlperf.frameworks.fields import Target
@@ -244,3 +245,15 @@ def test_a_plan_that_changes_layouts_is_one_run(framework: str, tmp_path: Path) 
     assert [int(words.partition(f"--{ends.last} ")[2].split()[0]) for words in given] == [
         keys[ends.last] for keys in found
     ]
+
+
+def test_files_of_several_phases_are_no_one_configuration(tmp_path: Path) -> None:
+    """`verdict phase_01.sh phase_02.sh` merged them, and judged the last one's batch without a word."""
+    keys = "trainer.n_gpus_per_node=8 actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"
+    files = [tmp_path / f"phase_0{number}.sh" for number in (1, 2)]
+    for file, task in zip(files, ("math", "code"), strict=True):
+        head = f"# Job two: {task}, rl_steps 0 to 9, colocated.\n# Planned for dgx_h100: 8 x h100_sxm; lengths of math."
+        file.write_text(f"{head}\npython3 -m verl.trainer.main_ppo {keys}\n")
+    assert read_source([files[0], files[0]]).planned.phase == "two: math, rl_steps 0 to 9, colocated"
+    with pytest.raises(SpecError, match=r"phase_02.sh: is not of the phase of the files before it \(two: code"):
+        read_source(files)

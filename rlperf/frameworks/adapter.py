@@ -53,19 +53,39 @@ def is_other_program(entry: str) -> bool:
     return bool(words & _NO_ROLLOUT) and not words & _ROLLS_OUT
 
 
+PLANNED_FOR = re.compile(
+    r"^(?:# Job (.+)\.\n)?# Planned for (\S+?)(?:, rollout on (\S+))?: "
+    r"(?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?\.$)?",
+    re.MULTILINE,
+)
+"""The lines of an exported file's header that state what `Planned` holds (`rlperf.frameworks.export`)."""
+
+
 @dataclass(frozen=True)
 class Planned:
     """What an exported file was planned for, as its header names it; empty where it does not.
 
+    phase : its tasks, rl_steps and mode
     cluster, rollout : the job's cluster, and the rollout's where it has one of its own
     lengths : of its one task: a preset, or the name of a file that lay beside the job
     reward : seconds of its rewards, where the task stated them
     """
 
+    phase: str = ""
     cluster: str = ""
     rollout: str = ""
     lengths: str = ""
     reward: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Planned | None:
+        """What the header of a file's text states; None where it has none.
+
+        >>> Planned.of("# Job j: math, async.\\n# Planned for dgx_h100: 8 x h100; lengths of math.").phase
+        'j: math, async'
+        """
+        found = PLANNED_FOR.search(text)
+        return cls(*found.groups(default="")) if found else None
 
 
 @dataclass(frozen=True)

@@ -374,7 +374,7 @@ def _framework(text: str) -> tuple[Adapter, str]:
 
 
 def _where(phase: Phase, job: Job) -> str:
-    """The devices that it was planned for, which no key of a framework names (`sources.PLANNED_FOR` reads it)."""
+    """The devices that it was planned for, which no key of a framework names (`adapter.PLANNED_FOR` reads it)."""
     pools = {pool.role: f"{pool.devices} x {pool.device}" for pool in phase.pools}
     shared = len(set(pools.values())) == 1 and MODES[phase.mode].shares_devices
     devices = next(iter(pools.values())) if shared else ", ".join(f"{role} {each}" for role, each in pools.items())

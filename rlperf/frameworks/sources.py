@@ -30,10 +30,6 @@ _LONE = re.compile(r"^([a-z]\w*=)", re.MULTILINE)
 _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
 _LAUNCHER = frozenset({"num_processes", "num_machines", "nproc_per_node", "nnodes"})
 
-PLANNED_FOR = re.compile(
-    r"^# Planned for (\S+?)(?:, rollout on (\S+))?: (?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?\.$)?", re.MULTILINE
-)
-"""The line of an exported file's header that states what `Planned` holds (`rlperf.frameworks.export`)."""
 _KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), TRL's program (.py), or a file of flags"
 
 
@@ -110,7 +106,7 @@ def read_source(paths: Sequence[Path | str]) -> Source:
 
 def _read_one(path: Path, gathered: _Gathered) -> None:
     text = read_text(path)
-    _read_planned(text, gathered)
+    _read_planned(text, path, gathered)
     if path.suffix in (".yaml", ".yml", ".json"):
         _read_header(text, path, gathered)
         _read_yaml(text, path, gathered)
@@ -122,9 +118,12 @@ def _read_one(path: Path, gathered: _Gathered) -> None:
         _read_arguments(text, path, gathered)
 
 
-def _read_planned(text: str, gathered: _Gathered) -> None:
-    if planned := PLANNED_FOR.search(text):
-        gathered.planned = Planned(*planned.groups(default=""))
+def _read_planned(text: str, path: Path, gathered: _Gathered) -> None:
+    if planned := Planned.of(text):
+        if gathered.planned.phase not in ("", planned.phase):
+            told = f"is not of the phase of the files before it ({planned.phase}): each is a configuration, name one"
+            raise SpecError(Problem(told, str(path)))
+        gathered.planned = planned
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------
@@ -147,7 +146,7 @@ def _read_yaml(text: str, path: Path, gathered: _Gathered, depth: int = 0) -> No
         return
     for base in _bases(data.get("defaults")):
         _read_base(base, path, document, gathered, depth)
-    _read_planned(text, gathered)
+    _read_planned(text, path, gathered)
     flat = flatten({name: value for name, value in data.items() if name not in ("defaults", "hydra")})
     for key in [key for key in flat if key.endswith("._override_")]:
         # NeMo-RL's ``_override_: true``: the section replaces the parent's instead of joining it.

@@ -60,7 +60,7 @@ def found(context: Context, *, least: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("context", "share"),
-    [(LENT, 1.0), (LARGE, 0.6), (APART, 1.5), (AGENTS, 1.0)],
+    [(LENT, 1.0), pytest.param(LARGE, 0.6, marks=pytest.mark.slow), (APART, 1.5), (AGENTS, 1.0)],
     ids=["lent", "large", "apart", "agents"],
 )
 def test_what_is_kept_is_what_simulating_all_keeps(

@@ -110,6 +110,7 @@ def test_a_head_that_drafts_in_no_rollout_is_not_trained_either() -> None:
     assert with_.seconds.training_s.mean() > 1.03 * without.seconds.training_s.mean()
 
 
+@pytest.mark.slow
 def test_an_engine_whose_ranks_admit_apart_is_asked_for_as_many_requests_of_each() -> None:
     """Open, a replica of four ranks was tried with 1,024 requests at most, and took 1.8 % longer than with 4,096."""
     task = {"prompts_per_step": 512, "group_size": 16, "max_prompt_tokens": 1024}

@@ -277,7 +277,9 @@ def test_dynamic_sampling_that_drops_nothing_is_said() -> None:
         warned(generated_prompts=prompts - 1)
 
 
-@pytest.mark.parametrize("changes", [{}, {"modes": ["one_step_off"], "limits": {"staleness": 1}}])
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param({"modes": ["one_step_off"], "limits": {"staleness": 1}}, marks=pytest.mark.slow)]
+)
 def test_what_a_job_leaves_open_is_predicted_as_planned(changes: dict[str, object]) -> None:
     """It was the first choice of closed forms: 328 s for the first job where its plan takes 294."""
     job = rlperf.short_job("Qwen3-8B", 8, "h100", max_response="8k", prompts=64).model_dump(mode="json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +20,28 @@ from rlperf.specs.hardware import Hardware
 
 LONG = 65536
 """Tokens to which a mixer without a choice sees keys in training: it reads one in many, so that this matters little."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an engine_step asks of such an attention.
+
+    Attributes
+    ----------
+    queries : tokens that ask [tokens]
+    pairs, seen, near : pairs of query and token: all, those that a choice of `Choosing.top` leaves, those of the last
+    keys : tokens behind the queries [tokens]
+    choices : queries that choose, since more tokens lie behind them than they may read [tokens]
+    longest : tokens behind the longest block of queries, whose scores the others wait for [tokens]
+    """
+
+    queries: FloatArray
+    pairs: FloatArray
+    seen: FloatArray
+    near: FloatArray
+    keys: FloatArray
+    choices: FloatArray
+    longest: FloatArray
 
 
 class Choosing(Softmax):
@@ -80,7 +103,8 @@ class Choosing(Softmax):
         seen = np.minimum(kv, requests * float(self.top)) if self.top else kv
         near = np.minimum(kv, requests * float(self.near))
         choices = requests * (kv > requests * float(self.top)) if self.top else 0.0 * requests
-        return [self._operator(replica, "generation", count, requests, kv, seen, near, kv, choices, 0.0 * kv)]
+        asked = Asked(requests, kv, seen, near, kv, choices, 0.0 * kv)
+        return [self._operator(replica, "generation", count, asked)]
 
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
@@ -89,21 +113,18 @@ class Choosing(Softmax):
         seen = sequences * visible_pairs(query, kv, window=self.top)
         near = sequences * visible_pairs(query, kv, window=self.near) if self.near else 0.0 * pairs
         beyond = np.minimum(query, np.maximum(kv - self.top, 0.0)) if self.top else 0.0 * query
-        queries, keys = sequences * query, sequences * kv
-        return [self._operator(replica, "context", count, queries, pairs, seen, near, keys, sequences * beyond, kv)]
+        asked = Asked(sequences * query, pairs, seen, near, sequences * kv, sequences * beyond, kv)
+        return [self._operator(replica, "context", count, asked)]
 
-    def _operator(
-        self, replica: Replica, phase: str, count: float,
-        queries: FloatArray, pairs: FloatArray, seen: FloatArray, near: FloatArray, keys: FloatArray,
-        choices: FloatArray, longest: FloatArray,
-    ) -> Operator:  # fmt: skip
-        """Over ``pairs`` of query and token: ``seen`` ones, which ``choices`` queries choose, and ``near`` ones."""
-        work = self.choice(replica)
+    def _operator(self, replica: Replica, phase: str, count: float, asked: Asked) -> Operator:
+        work, queries = self.choice(replica), asked.queries
         fit = sparse_fit(replica.hw, self.table, phase, replica.engine.engine, narrow=work.narrow)
         each = 1.0 / self.ratio if self.ratio else 0.0
-        scored, index_keys = pairs * each * (self.index_width > 0), keys * each
-        read = self.computed_pairs(fit, queries, seen, near)
-        seconds = chosen_with(replica.hw.device, fit, work, queries, scored, read, index_keys, choices, longest * each)
+        scored, index_keys = asked.pairs * each * (self.index_width > 0), asked.keys * each
+        read = self.computed_pairs(fit, queries, asked.seen, asked.near)
+        seconds = chosen_with(
+            replica.hw.device, fit, work, queries, scored, read, index_keys, asked.choices, asked.longest * each
+        )
         flop = read * work.heads * work.pair_flop + scored * work.index_flop
         moved = index_keys * work.index_bytes + (read if phase == "generation" else index_keys) * work.key_bytes
         return attention_operator(replica, f"{self.table.replace('_', ' ')} attention", count, seconds, flop, moved)

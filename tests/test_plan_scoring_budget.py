@@ -85,6 +85,8 @@ def test_a_budget_of_its_own_is_named_and_one_that_follows_is_not() -> None:
     assert differences(own, same) == [f"trainer scoring_token_budget {budget} instead of {2 * budget}"]
     larger = same.with_trainer(token_budget=2 * budget, scoring_token_budget=2 * budget)
     assert differences(same, larger) == [f"trainer token_budget {2 * budget} instead of {budget}"]
+    without = same.with_trainer(scoring_token_budget=None)
+    assert differences(same, without) == [f"trainer scoring_token_budget unset instead of {budget}"]
 
 
 def _times(settings: SettingsValues) -> int:

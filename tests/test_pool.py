@@ -88,6 +88,17 @@ def test_a_setting_of_another_pool_is_refused(role: str, name: str, value: objec
         PoolSpec.model_validate({"role": role, "settings": {name: value}})
 
 
+@pytest.mark.parametrize(
+    ("role", "name", "value"),
+    [("rollout", "context_parallel", 2), ("rollout", "zero_stage", [0, 3]), ("trainer", "attention_data_parallel", 2)],
+)
+def test_a_degree_of_another_pool_is_refused_unless_it_changes_nothing(role: str, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot be set on a {role} pool"):
+        PoolSpec.model_validate({"role": role, "layout": {name: value}})
+    plain = {"context_parallel": 1, "zero_stage": 0, "attention_data_parallel": 1}[name]
+    PoolSpec.model_validate({"role": role, "layout": {name: plain}})
+
+
 def test_no_list_of_attributes_is_written_twice() -> None:
     names, found = {each.name for each in ATTRIBUTES}, set()
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -132,8 +132,7 @@ class LayoutForm(_Form, Generic[Degree, Number, Flag, Recomputed, Offloaded]):
 
     other_words: ClassVar[Mapping[str, str]] = {
         "tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel", "cp": "context_parallel",
-        "sp": "sequence_parallel (ulysses, if that is meant)", "ep": "expert_parallel", "vpp": "virtual_pipeline",
-        "etp": "expert_tensor_parallel",
+        "sp": "ulysses", "ep": "expert_parallel", "etp": "expert_tensor_parallel", "vpp": "virtual_pipeline",
     }  # fmt: skip
 
     tensor_parallel: Degree = _is("both", "searched", 1, "devices", "that share every matrix product", "TP")
@@ -443,7 +442,8 @@ class PoolSpec(Frozen):
             raise ValueError("only the rollout pool can stand on a cluster of its own")
         if self.price is not None and self.cluster is None:
             raise ValueError("price is of a cluster of the pool's own; the job's is price of the job")
-        stated = self.settings.stated()
+        plain = LayoutValues().pinned()
+        stated = {*self.settings.stated(), *(n for n, values in self.layout if values not in (None, getattr(plain, n)))}
         given = [a.name for a in ATTRIBUTES if a.name in stated and not a.belongs_to(self.role)]
         if given:
             raise ValueError(f"{', '.join(given)} cannot be set on a {self.role} pool")

@@ -101,7 +101,8 @@ def differences(chosen: Configuration, other: Configuration) -> list[str]:
                 ours = getattr(mine, name)
                 follows = name == "scoring_token_budget" and (ours, theirs) == budgets
                 if ours != theirs and name not in ("data_parallel", "sequence_parallel") and not follows:
-                    found.append(f"{pool.role} {name} {theirs} instead of {ours}")
+                    said, own = ("unset" if value is None else value for value in (theirs, ours))
+                    found.append(f"{pool.role} {name} {said} instead of {own}")
         if pool.devices != rival.devices:
             found.append(f"{pool.role} on {rival.devices} instead of {pool.devices} devices")
     return found or ["data_parallel alone"]

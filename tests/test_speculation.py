@@ -27,7 +27,7 @@ from rlperf.cost.speculation import DRAFT_KERNELS, VERIFY_KERNELS, draft_head, d
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.drafting import drafting_of
-from rlperf.frameworks.expressible import unsayable
+from rlperf.frameworks.expressible import as_framework_runs, precision_words, unsayable
 from rlperf.frameworks.fields import Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.readback import read_back
@@ -452,6 +452,24 @@ def test_sglang_runs_fewer_requests_with_drafts_unless_told(flags: dict[str, Any
 def test_a_switching_number_is_no_key_of_any_framework() -> None:
     with pytest.raises(ExportError, match="switches with the number of requests"):
         drafting_of(Run(rollout=RolloutRun(speculation="eagle3:0-3")), "verl")
+
+
+@pytest.mark.parametrize("framework", ["verl", "nemo_rl", "slime", "miles", "skyrl"])
+def test_a_switching_number_is_refused_before_a_plan_and_left_out_of_several(framework: str) -> None:
+    """It was planned, and then no file could be written: the plan was lost."""
+    facts = framework_facts(framework)
+    asked = job("eagle3:0-3").model_copy(update={"framework": framework})
+    (problem,) = (one for one in unsayable(asked, facts) if "speculation" in one.message)
+    assert "no key for rollout.speculation (eagle3:0-3)" in problem.message
+    several = Job.model_validate(
+        {
+            **asked.stated(),
+            "pools": [{"role": "rollout", "settings": {"speculation": ["none", "eagle3:2", "eagle3:0-3"]}}],
+        }
+    )
+    taken = as_framework_runs(several, facts)
+    assert taken.pool("rollout").settings.speculation == ("none", "eagle3:2")
+    assert f"speculation eagle3:0-3: not planned, as {framework} has no key for it" in precision_words(several, taken)
 
 
 @pytest.mark.parametrize("framework", ["areal", "openrlhf", "trl"])

@@ -7,16 +7,18 @@ server_args.py (what it calls EAGLE is a model's own layer, too; with one branch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.fields import Setting, Unit
 from rlperf.frameworks.run import Run
 from rlperf.specs.engine_calibration import load_engine_calibration
-from rlperf.specs.speculation import NONE, DraftSetting, Method
+from rlperf.specs.speculation import MOST_DRAFTS, NONE, DraftSetting, Method
 
-DRAFTS = Unit(lambda _value, _run: None, lambda value, _run: _drafts(value))
-"""A pool's word as the number of drafts; method and everything beside it are the adapter's to write and to read."""
+_COUNTED = frozenset({NONE, *(f"{method}:{count}" for method in get_args(Method) for count in range(MOST_DRAFTS + 1))})
+DRAFTS = Unit(lambda _value, _run: None, lambda value, _run: _drafts(value), takes=_COUNTED)
+"""A pool's word as the number of drafts, which no key has follow the running requests; method and everything beside it
+are the adapter's to write and to read."""
 HEAD = "/ckpt/draft_head"
 _TRAINED = ("mtp.enable_train", "policy.draft.enabled", "enable-mtp-training")
 _SGLANG: Mapping[Method, str] = {"mtp": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}

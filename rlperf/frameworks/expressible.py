@@ -77,12 +77,13 @@ def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
 
 
 def precision_words(asked: Job, taken: Job) -> tuple[str, ...]:
-    """Which of several precisions of the engines the framework has no key or their device no unit for, in words."""
+    """Which of several precisions and drafts the framework has no key or the engines' device no unit for, in words."""
     words, device = [], taken.pool("rollout").cluster or taken.cluster
-    for name in ("rollout_dtype", "kv_dtype"):
+    for name in ("rollout_dtype", "kv_dtype", "speculation"):
         given, kept = (getattr(job.pool("rollout").settings, name) or () for job in (asked, taken))
         if gone := ", ".join(word for word in given if word not in kept):
-            words.append(f"{name} {gone}: not planned, as {taken.framework} has no key or {device} no unit for it")
+            unit = f" or {device} no unit" if name.endswith("_dtype") else ""
+            words.append(f"{name} {gone}: not planned, as {taken.framework} has no key{unit} for it")
     return tuple(words)
 
 

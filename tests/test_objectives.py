@@ -58,3 +58,12 @@ def test_an_objective_that_is_no_row_is_refused() -> None:
         Job.model_validate({**JOB, "objective": "crowding"})
     schema = Job.model_json_schema()["$defs"]["Objective"]["properties"]["minimize"]
     assert schema["enum"] == list(OBJECTIVES)
+
+
+def test_device_seconds_of_tokens_are_said_of_a_million() -> None:
+    """Plans said "5,664 device-s", and the reference that it is of one token."""
+    plan = plan_job(Job.model_validate({**JOB, "objective": "token_time"}))
+    tokens = plan.phases[0].predicted.trained_tokens
+    taken = plan.phases[0].pool("trainer").devices * plan.phases[0].predicted.rl_step_s
+    assert plan.objective == pytest.approx(taken / tokens * 1e6, rel=0.5)  # of those that were not cut
+    assert "device-s a million tokens" in summary_lines(plan)[0]

@@ -73,7 +73,7 @@ class Replan:
     ----------
     at_step : first rl_step of another layout; where it says stay, the rl_step that was asked about
     gain, low, high : objective of staying over that of the new plan, switching costs included (1: nothing to gain)
-    saved : objective saved over the remaining rl_steps, mean [seconds, USD or device-seconds per token]
+    saved : objective saved over the remaining rl_steps, mean [seconds, USD or device-seconds per 1e6 tokens]
     stay_s, planned_s : mean rl_step over the remaining ones [s]
     differs : what the new plan's first other layout does otherwise
     """

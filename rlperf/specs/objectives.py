@@ -73,7 +73,7 @@ OBJECTIVES: dict[str, ObjectiveTraits] = {
     "usd_per_step": ObjectiveTraits("USD per rl_step", "USD", lambda spent: spent.usd, needs_price=True),
     "token_time": ObjectiveTraits(
         "device-seconds per 1e6 useful trained tokens",
-        "device-s",
+        "device-s a million tokens",
         lambda spent: spent.device_s_per_million_tokens,
         per_token=True,
     ),

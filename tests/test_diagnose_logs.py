@@ -386,3 +386,11 @@ def test_a_rollout_slow_from_some_rl_step_on_is_one_finding_with_its_tail(tmp_pa
     assert (fault.kind, fault.where) == ("slowdown", "rollout of all rl_steps from 12 on")
     assert fault.loss_s == pytest.approx(0.6 * 181.0 * 9 / 19, rel=0.02)  # the first rl_step is left out
     assert "what changed" in fault.advice[0].action
+
+
+def test_a_log_whose_metrics_are_no_numbers_holds_none(tmp_path: Path) -> None:
+    """It was said that "its metrics ( ...) belong to no known framework"."""
+    log = tmp_path / "run.log"
+    log.write_text("step:1 - timing_s/step:abc\n")
+    with pytest.raises(SpecError, match="holds no step metrics"):
+        read_log([log])

@@ -106,6 +106,21 @@ def test_a_knob_without_a_key_is_not_advised() -> None:
     assert words == f"the planner chose memory_fraction and tensor_parallel with this counted{own}"
 
 
+@pytest.mark.parametrize(
+    "text", ["algorithm: {a: 1}\nactor_rollout_ref: {b: 2}\n", "cluster: {n_nodes: 1}\nactor: {}\n"]
+)
+def test_a_frameworks_configuration_is_no_job(text: str, tmp_path: Path) -> None:
+    """Its keys were listed as unknown fields of a job."""
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    for command in (rlperf.plan_job, rlperf.predict_job, lambda file: write_file(file, None, tmp_path / "out")):
+        with pytest.raises(rlperf.SpecError, match=r"is a framework's configuration, no job \(`rlperf import "):
+            command(file)
+    file.write_text("nodes: 2\npools: []\n")
+    with pytest.raises(rlperf.SpecError, match="architecture: is missing"):
+        rlperf.plan_job(file)
+
+
 @pytest.mark.parametrize("name", ["run.sh", "launch.txt", "launch"])
 @pytest.mark.parametrize("head", ["", "#!/bin/bash\nset -x\n", "export A='b: {'\nCUDA_VISIBLE_DEVICES=0 "])
 def test_a_launch_script_is_no_job(name: str, head: str, tmp_path: Path) -> None:

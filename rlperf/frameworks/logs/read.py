@@ -38,7 +38,7 @@ def read_log(paths: Sequence[Path | str], framework: str | None = None) -> StepL
                 # a run that was started again repeats rl_steps, and warms up in the first that it repeats
                 here.update({name: v for name, v in values.items() if _says(v, name in here, step == again)})
                 last = step
-    if not metrics:
+    if not any(metrics.values()):
         raise SpecError(
             Problem("holds no step metrics", str(paths[0]), suggestion="console log, JSONL, CSV, or tfevents")
         )

@@ -138,7 +138,7 @@ def test_few_and_odd_lengths(tmp_path: Path) -> None:
     table.write_text("prompt_tokens,response_tokens,max_response_tokens\n9,20,30\n9,20,40\n")
     with pytest.raises(SpecError, match="several values"):
         run("fit", table, "-o", tmp_path / "m.yaml")
-    for option in ("--prompts", "--group-size", "--max-response-tokens"):
+    for option in ("--prompts", "--group-size"):
         with pytest.raises(SpecError, match="at least"):
             run("sample", "math", "-o", tmp_path / "s", option, 0)
     marked = tmp_path / "packed_lengths_step_0.jsonl"
@@ -200,3 +200,13 @@ def test_wrong_input_ends_with_code_2(tmp_path: Path) -> None:
     assert "no such file" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "m.yaml").exists()
+
+
+def test_tokens_are_written_as_in_jobs() -> None:
+    """`plan --max-response 16k` was read, `workload show --max-response-tokens 16k` refused."""
+    words, number = (run("show", "math", "--json", "--max-response-tokens", cap) for cap in ("16k", 16384))
+    assert words == number
+    for wrong in ("16x", "0"):
+        refused = RUNNER.invoke(app, ["show", "math", "--max-response-tokens", wrong])
+        said = " ".join(refused.output.replace("│", " ").split())
+        assert refused.exit_code == 2 and "write it as 16384 or 16k" in said

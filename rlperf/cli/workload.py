@@ -12,6 +12,7 @@ import typer
 
 from rlperf.cli.output import AsJson, console, print_json, progress
 from rlperf.errors import SpecError
+from rlperf.units import token_count
 
 if TYPE_CHECKING:
     from rlperf.workload.fidelity import Fidelity
@@ -25,11 +26,21 @@ app = typer.Typer(
     "Example: rlperf workload show math --max-response-tokens 16384",
 )
 
+
+def _tokens(text: str) -> int:
+    """A number of tokens as job files write it."""
+    if (count := token_count(str(text))) is None:
+        raise typer.BadParameter(f"{text!r} is not a number of tokens: write it as 16384 or 16k")
+    return count
+
+
+def _in_tokens(text: str) -> Any:
+    return typer.Option(help=text, parser=_tokens, metavar="<tokens>")
+
+
 Paths = Annotated[list[str], typer.Argument(help="PolyTrace files, folders or .tar.gz archives; also .csv, .parquet.")]
 Skip = Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged records out, count and report them.")]
-Cap = Annotated[
-    int | None, typer.Option(help="Maximum response length of the recording [tokens]; default: stated or inferred.")
-]
+Cap = Annotated[int | None, _in_tokens("Maximum response length of the recording; default: stated or inferred.")]
 Tokenizer = Annotated[
     str | None, typer.Option(help="tokenizer.json, for a framework's dump that holds text only (rlperf[tokenizer]).")
 ]
@@ -39,7 +50,9 @@ Figure = Annotated[Path | None, typer.Option(help="Also draw a figure (.svg, .pn
 @app.command()
 def show(
     paths: Annotated[list[str], typer.Argument(help="A preset, a model file, or recorded files.")],
-    max_response_tokens: Annotated[int | None, typer.Option(help="Cap to show the truncated share for.")] = None,
+    max_response_tokens: Annotated[
+        int | None, _in_tokens("Cap to show the truncated share for, as 16384 or 16k.")
+    ] = None,
     rl_step: Annotated[int | None, typer.Option(help="Forecast this rl_step (models only).")] = None,
     skip_damaged: Skip = False,
     tokenizer: Tokenizer = None,
@@ -137,10 +150,8 @@ def sample(
     group_size: Annotated[int | None, typer.Option(help="Responses per prompt; default: as fitted.")] = None,
     rl_steps: Annotated[int, typer.Option(help="How many rl_steps.")] = 1,
     first_rl_step: Annotated[int, typer.Option(help="Number of the first rl_step.")] = 0,
-    max_prompt_tokens: Annotated[int | None, typer.Option(help="Longest prompt [tokens].")] = None,
-    max_response_tokens: Annotated[
-        int | None, typer.Option(help="Cap of a response [tokens]; default: as recorded.")
-    ] = None,
+    max_prompt_tokens: Annotated[int | None, _in_tokens("Longest prompt.")] = None,
+    max_response_tokens: Annotated[int | None, _in_tokens("Cap of a response; default: as recorded.")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same sample.")] = 0,
     data_parallel: Annotated[int, typer.Option(help="Replicas that the files describe.")] = 1,
     tensor_parallel: Annotated[int, typer.Option(help="Ranks per replica that the files describe.")] = 1,

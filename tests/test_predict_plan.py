@@ -173,6 +173,9 @@ def test_a_plan_file_is_planned_anew_as_its_job_was_asked(tmp_path: Path) -> Non
     for other in ("openrlhf", "slime"):
         under = CliRunner().invoke(app, ["plan", str(file), "--framework", other, "--json"])
         assert json.loads(under.stdout)["objective"] == rlperf.plan_job(job, framework=other).objective
+    said = CliRunner().invoke(app, ["predict", str(file), "--framework", "openrlhf"]).stdout
+    assert "not the plan of plan.yaml: its job, filled in as openrlhf runs it" in said
+    assert "not the plan" not in CliRunner().invoke(app, ["predict", str(file)]).stdout
     again = json.loads(CliRunner().invoke(app, ["plan", str(file), "--json"]).stdout)
     assert again["candidates"] > 10, "its pools were pinned by the command, and planned anew from Python"
 

@@ -112,6 +112,15 @@ class AskedJob:
         return question_of(self.job(), self.folder)
 
     @property
+    def displaces_plan(self) -> bool:
+        """Whether the file is a plan of which the job alone is asked: a plan is of one framework."""
+        from rlperf.plan.answer.reading import plan_in
+        from rlperf.specs.job_document import read_job_document
+
+        named = self.framework is not None and self.model is None and not self.shipped
+        return named and plan_in(read_job_document(self.source)) is not None
+
+    @property
     def label(self) -> str:
         """Where the job is from, for people."""
         return self.source.name if self.model is None else "options"

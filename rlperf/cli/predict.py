@@ -47,6 +47,8 @@ def predict(
 
     screen = console()
     screen.print(f"job [bold]{named.name}[/bold] ({asked.label}): {named.architecture} on {named.cluster}")
+    if asked.displaces_plan:
+        screen.print(f"not the plan of {asked.label}: its job, filled in as {named.framework} runs it", markup=False)
     print_warnings(found, screen)
     print_prediction(found, screen)
     print_step(view, screen)

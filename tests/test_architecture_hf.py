@@ -45,6 +45,12 @@ def test_absent_fields_take_the_defaults_of_their_class() -> None:
     assert _read(data, head_dim=None).head_dim == 8
 
 
+def test_a_size_that_is_no_number_is_said_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        _read(LLAMA, hidden_size="64")
+    assert [problem.message for problem in caught.value.problems] == ["hidden_size: '64' is not a whole number"]
+
+
 @pytest.mark.parametrize(("name", "kind"), [("rope_scaling", "type"), ("rope_parameters", "rope_type")])
 def test_positions_are_those_that_yarn_stretches_to(name: str, kind: str) -> None:
     """What Qwen3's card has people write into config.json for long contexts was refused above 40,960 tokens."""

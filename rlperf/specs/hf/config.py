@@ -388,7 +388,7 @@ def _head_dim(given: Given, hidden: int, heads: int) -> int:
         return fields.optional(*HEAD_DIM, default=1) or 1
     if fields.has(*HEAD_DIM):
         return fields.need(*HEAD_DIM)
-    if hidden % heads and fields.has(*HIDDEN) and fields.has(*HEADS):
+    if hidden % heads and hidden > 1 and fields.has(*HIDDEN) and fields.has(*HEADS):  # 1: of no number, said already
         fields.note("head_dim", f"is missing, and hidden_size ({hidden}) is not a multiple of the heads ({heads})")
     return max(hidden // heads, 1)
 

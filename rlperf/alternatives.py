@@ -109,7 +109,8 @@ def what_if(
     ------
     SpecError : changes that name no field of a job, or values that it refuses
     """
-    if not isinstance(changes, Mapping | None):
+    stated = changes.values() if isinstance(changes, Mapping) else () if changes is None else (changes,)
+    if not all(isinstance(fields, Mapping) for fields in stated):
         due = '{"half the cap": {"tasks.*.max_response_tokens": 8192}}'
         raise SpecError(Problem(f"what_if: changes by their names are due, {due} (given: {changes!r})"[:200]))
     base, folder = job_and_folder(job_of(job, values), folder)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 import rlperf
 from rlperf.alternatives import BASE, judged_plan
-from rlperf.api import ask
+from rlperf.api import ask, job_of
 from rlperf.cli.main import app
 from rlperf.cli.output import console, print_table
 from rlperf.errors import SpecError
@@ -106,6 +109,27 @@ def test_a_device_named_as_a_cluster_is_told_the_clusters_it_ships_in() -> None:
 def test_what_if_refuses_names_alone() -> None:
     with pytest.raises(rlperf.SpecError, match="changes by their names are due"):
         rlperf.what_if(rlperf.short_job("Qwen3-4B", 8), ["fp8 rollouts"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changes", [{"half": 2048}, ("nodes",)])
+def test_what_if_refuses_changes_without_fields(changes: Any) -> None:
+    with pytest.raises(SpecError, match="changes by their names are due"):
+        rlperf.what_if(JOB, changes)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """A notebook's counts come from arrays and columns: they were "no single value", or a sweep's TypeError."""
+    given, span = rlperf.short_job("Qwen3-8B", np.int64(16), "h100", prompts=np.int64(64)), np.array([64, 128])
+    assert given == rlperf.short_job("Qwen3-8B", 16, "h100", prompts=64)
+    for values in (span, range(64, 129, 64), tuple(span), pl.Series(span)):
+        task = {**given.stated()["tasks"][0], "prompts_per_step": values}
+        assert job_of(given, {"tasks": [task]}).tasks[0].prompts_per_step == (64, 128)  # type: ignore[union-attr]
+    grid = {"nodes": list(np.array([1, 2])), "tasks.*.max_response_tokens": span}
+    swept = Sweep(job={**given.stated(), "nodes": np.int64(1)}, grid=grid)
+    assert swept == Sweep(
+        job={**given.stated(), "nodes": 1}, grid={"nodes": [1, 2], "tasks.*.max_response_tokens": [64, 128]}
+    )
+    json.dumps(swept.model_dump())
 
 
 def test_what_if_refuses_a_field_that_no_job_has() -> None:

@@ -232,7 +232,7 @@ def size_job(
     unpriced = unpriced_of(offered, target, ask)
     jobs = {asked.cluster: asked for asked in offered}
     search = partial(_searched, target=target, ask=ask, most_nodes=most_nodes)
-    found = over_cores(search, jobs, report or quiet, each=most_nodes.bit_length())
+    found = over_cores(search, jobs, report or quiet, each=int(most_nodes).bit_length())
     rows = tuple(row for tried in found for row in tried.rows)
     floors = tuple(tried.floor for tried in found if tried.floor is not None)
     meeting = [(row, tried.plans[row.nodes]) for tried in found for row in tried.rows if row.meets]

@@ -53,8 +53,23 @@ class Range(Frozen):
         return tuple(dict.fromkeys(found))
 
 
+def plain(given: Any) -> Any:
+    """What a notebook has as a file states it: numbers and arrays of NumPy, columns and spans as Python's own.
+
+    >>> plain({"nodes": range(1, 3), "price": 2.5})
+    {'nodes': [1, 2], 'price': 2.5}
+    """
+    if isinstance(given, dict):
+        return {name: plain(each) for name, each in given.items()}
+    if isinstance(given, list | tuple | range):
+        return [plain(each) for each in given]
+    listed = getattr(given, "tolist", None) or getattr(given, "to_list", None)  # NumPy and pandas; polars
+    return listed() if callable(listed) else given
+
+
 def _values(given: Any) -> Any:
     """What stands in the file as a tuple of alternatives."""
+    given = plain(given)
     if isinstance(given, dict):
         return Range.model_validate(given).values()
     if isinstance(given, Range):

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from rlperf.errors import Problem, RlperfError, SpecError
+from rlperf.specs.choice import plain
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.job import Job
 from rlperf.specs.labels import last_part
@@ -150,6 +151,7 @@ def short_job(
     >>> job.cluster, job.nodes, job.tasks[0].max_response_tokens
     ('dgx_h100', 4, (16384,))
     """
+    gpus = plain(gpus)
     several = mode.split(",") if isinstance(mode, str) else mode if isinstance(mode, Sequence) else [mode]
     texts = ("model", model), ("gpu", gpu), ("framework", framework), ("algorithm", algorithm), ("workload", workload)
     _check_types((*texts, *(("mode", each) for each in several)), gpus)

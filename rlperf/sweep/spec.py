@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.question.context import Context
-from rlperf.specs.choice import counted
+from rlperf.specs.choice import counted, plain
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
@@ -50,14 +50,13 @@ class Sweep(Frozen):
     @field_validator("job", mode="before")
     @classmethod
     def _fields_of_a_job(cls, given: Any) -> Any:
-        return given.stated() if isinstance(given, Job) else given
+        return given.stated() if isinstance(given, Job) else plain(given)
 
     @field_validator("grid", "points", mode="before")
     @classmethod
     def _tokens_counted(cls, given: Any) -> Any:
-        if isinstance(given, list | tuple):
-            return [_tokens_counted(entry) for entry in given]
-        return _tokens_counted(given)
+        given = plain(given)
+        return [_tokens_counted(entry) for entry in given] if isinstance(given, list) else _tokens_counted(given)
 
     @model_validator(mode="after")
     def _says_something(self) -> Sweep:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlperf.errors import SpecError
-from rlperf.workload import LengthTable, concat, read_polytrace, read_recording
+from rlperf.workload import LengthTable, concat, fit_model, read_polytrace, read_recording
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.tables import read_table, write_table
 from rlperf.workload.writers import write_polytrace, write_workload
@@ -298,6 +298,39 @@ def test_bad_tables(tmp_path: Path) -> None:
     (tmp_path / "p.parquet").write_text("no parquet")
     with pytest.raises(SpecError, match=r"p\.parquet: cannot be read: parquet"):
         read_polytrace(tmp_path / "p.parquet")
+
+
+WRONG_TABLES = {
+    "prompt_tokens,response_tokens\n3,2.0\n3,2.5\n": r"3: column response_tokens must hold whole .* \(given: 2\.5\)",
+    "prompt_tokens,response_tokens\n3,2.0\n3,nan\n": r"3: column response_tokens must hold whole .* \\(given: 'nan'\\)",
+    "prompt_tokens,response_tokens\n3,2.0\n3,\n": "3: column response_tokens has an empty cell",
+    "prompt_tokens,response_tokens,turn\n3,2,0\n5,2,1\n": "column turn says nothing without a column trajectory",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_TABLES)
+def test_a_table_says_which_row_is_wrong(tmp_path: Path, text: str) -> None:
+    """A table of floats was refused by its first row, which was whole; turns of nobody were taken for responses."""
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(SpecError, match=WRONG_TABLES[text]):
+        read_recording(tmp_path / "t.csv")
+
+
+def test_tables_as_notebooks_and_spreadsheets_write_them(tmp_path: Path) -> None:
+    """Whole numbers as floats (pandas, once a column had a gap), tabs under .tsv; UTF-16 is named."""
+    text = "group,prompt_tokens,response_tokens\n0.0,3.0,2.0\n0.0,3.0,4.0\n"
+    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.tsv").write_text(text.replace(",", "\t"))
+    assert same(read_recording(tmp_path / "t.tsv").lengths, read_recording(tmp_path / "t.csv").lengths)
+    (tmp_path / "t.csv").write_text(text, encoding="utf-16")
+    with pytest.raises(SpecError, match=r"t\.csv: is UTF-16 text \(save it as UTF-8\)"):
+        read_recording(tmp_path / "t.csv")
+
+
+def test_turns_without_what_they_append_say_so(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("prompt_tokens,response_tokens,turn,trajectory\n3,2,0,0\n5,2,1,0\n")
+    with pytest.raises(SpecError, match="without append_tokens, tool_latency_s"):
+        fit_model(read_recording(tmp_path / "t.csv").lengths)
 
 
 def test_table_checks() -> None:

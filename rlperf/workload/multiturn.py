@@ -110,7 +110,8 @@ class MultiTurn:
 def fit_multi_turn(table: LengthTable) -> tuple[MultiTurn, tuple[TriedLaw, ...]]:
     """Fit the turns of a recording; the comparison of families is that of the first turn's law."""
     if table.trajectory is None or table.append_tokens is None or table.tool_latency_s is None:
-        raise SpecError("a multi-turn law needs a recording with turns")
+        lacks = [name for name in ("trajectory", "append_tokens", "tool_latency_s") if getattr(table, name) is None]
+        raise SpecError(f"a multi-turn law needs a recording with turns: without {', '.join(lacks)}")
     first_rows, index = table._trajectory_index()
     turns = np.bincount(index)
     last_rows = table.turn == turns[index] - 1

@@ -25,7 +25,7 @@ from rlperf.workload.tables import NEEDED, PLAIN
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all, 0 where unknown)
 Path_ = Path | str
-_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".log", ".csv", ".parquet")
+_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".log", ".csv", ".tsv", ".parquet")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 _STEP = re.compile(r"step_(\d+)\.jsonl$")
 _TOOL_LINE = re.compile(r"Step\s*(\d+), Request ID: ([^,]+), Tool: ([^,]+), Latency: ([0-9.eE+-]+) seconds")
@@ -131,7 +131,7 @@ def _read_file(path: Path, sink: _Sink) -> None:
 def _read_form(path: Path, name: str, sink: _Sink) -> None:
     if name.endswith(_ARCHIVES):
         _read_archive(path, sink)
-    elif name.endswith((".csv", ".parquet")):
+    elif name.endswith((".csv", ".tsv", ".parquet")):
         from rlperf.workload.tables import read_frame, table_of
 
         frame = read_frame(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,19 +53,36 @@ def read_frame(path: Path | str) -> pl.DataFrame:
     import polars as pl
 
     source = Path(path)
-    with reading(source):
-        return pl.read_parquet(source, glob=False) if source.suffix == ".parquet" else pl.read_csv(source, glob=False)
+    with reading(source), source.open("rb") as stream:
+        if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise SpecError(Problem("is UTF-16 text", str(source), suggestion="save it as UTF-8"))
+        if source.suffix == ".parquet":
+            return pl.read_parquet(source, glob=False)
+        return pl.read_csv(source, glob=False, separator="\t" if source.suffix == ".tsv" else ",")
 
 
 def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:
-    """Columns as dumps of runs have them: `step` for rl_step, and prompts told apart by text (verl's uid)."""
+    """Columns as dumps of runs have them: `step` for rl_step, prompts told apart by text (verl's uid), and whole
+    numbers as floats (a column of pandas that once had a gap)."""
     import polars as pl
+
+    floats = [name for name in (*COLUMNS, _CAP) if name in frame.columns and frame[name].dtype.is_float()]
+    whole = [name for name in floats if name not in OPTIONAL_FLOAT and not _not_whole(frame[name]).any()]
+    frame = frame.with_columns(pl.col(whole).cast(pl.Int64, strict=False))
 
     if "rl_step" not in frame.columns and "step" in frame.columns and frame["step"].dtype.is_integer():
         frame = frame.rename({"step": "rl_step"})
     if "group" in frame.columns and frame["group"].dtype == pl.String and not frame["group"].null_count():
         frame = frame.with_columns(pl.col("group").rank("dense").cast(pl.Int64) - 1)
     return frame
+
+
+def _not_whole(column: pl.Series) -> pl.Series:
+    """Where a column holds something that is no whole number of this size; empty cells are told apart."""
+    import polars as pl
+
+    number = column.cast(pl.Float64, strict=False)
+    return column.is_not_null() & ~((number % 1 == 0) & (number.abs() < 2.0**53)).fill_null(False)
 
 
 def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> LengthTable:
@@ -94,7 +112,7 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> Leng
         column = frame[name]
         if not (column.dtype.is_integer() or (name in OPTIONAL_FLOAT and column.dtype.is_numeric())) and name != _CAP:
             due = "numbers" if name in OPTIONAL_FLOAT else "whole numbers"
-            wrong = column.cast(pl.Float64 if name in OPTIONAL_FLOAT else pl.Int64, strict=False).is_null()
+            wrong = column.cast(pl.Float64, strict=False).is_null() if name in OPTIONAL_FLOAT else _not_whole(column)
             at = wrong.arg_max() or 0
             told = f"column {name} must hold {due} (given: {column[at]!r})"
             problems.append(Problem(told, source, int(lines[at]) if wrong.any() else None))
@@ -110,6 +128,8 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> Leng
         problems.append(Problem(f"column {_CAP} holds several values ({several}): a recording has one", source))
     if _CAP in frame.columns and not frame[_CAP].drop_nulls().is_between(1, MOST_COUNT).all():
         problems.append(Problem(f"column {_CAP} must be at least 1 and at most {MOST_COUNT:,}", source))
+    if "turn" in frame.columns and "trajectory" not in frame.columns and (frame["turn"] != frame["turn"][0]).any():
+        problems.append(Problem("column turn says nothing without a column trajectory, whose turns they are", source))
     if problems:
         raise SpecError(problems)
     zeros = np.zeros(frame.height, np.int64)

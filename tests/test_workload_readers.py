@@ -302,7 +302,7 @@ def test_bad_tables(tmp_path: Path) -> None:
 
 WRONG_TABLES = {
     "prompt_tokens,response_tokens\n3,2.0\n3,2.5\n": r"3: column response_tokens must hold whole .* \(given: 2\.5\)",
-    "prompt_tokens,response_tokens\n3,2.0\n3,nan\n": r"3: column response_tokens must hold whole .* \\(given: 'nan'\\)",
+    "prompt_tokens,response_tokens\n3,2.0\n3,nan\n": r"3: column response_tokens must hold whole .* \(given: 'nan'\)",
     "prompt_tokens,response_tokens\n3,2.0\n3,\n": "3: column response_tokens has an empty cell",
     "prompt_tokens,response_tokens,turn\n3,2,0\n5,2,1\n": "column turn says nothing without a column trajectory",
 }

@@ -48,6 +48,15 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "negative count": ("nodes: -1\n", "", ("job.yaml:11: nodes", "greater than 0")),
     "zero devices": ("pools: [{role: trainer, devices: 0}]\n", "", ("0 is not a positive whole number",)),
     "too many devices": ("pools: [{role: trainer, devices: 64}]\n", "", ("asks for 64 devices, the cluster has 8",)),
+    "pools apart on more devices than there are": (
+        "modes: [async]\nlimits: {staleness: 1}\npools: [{role: trainer, devices: 5}, {role: rollout, devices: 5}]\n",
+        "",
+        ("job.yaml:13: pools: async keeps rollout 5 and trainer 5 devices apart: 10, where there are 8", "raise nodes"),
+    ),
+    "pools that share other devices": (
+        "pools: [{role: trainer, devices: 5}, {role: rollout, devices: 3}]\n", "",
+        ("job.yaml:11: pools: colocated shares devices, and they differ: rollout 3 and trainer 5",),
+    ),
     "own devices for the reference": (
         "pools: [{role: reference, devices: 8}]\n", "", ("reference pool states devices", "leave the pool out")
     ),

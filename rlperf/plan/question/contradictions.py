@@ -11,6 +11,7 @@ from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.cluster import Cluster, Device
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Job, Task
+from rlperf.specs.modes import MODES
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
 from rlperf.specs.reader import Document
@@ -90,7 +91,27 @@ def contradictions(
         who = " and ".join(["the scorers take"] * (least > 0) + ["the critic takes"] * (critic > 0))
         where, hint = "scorers" if least else "pools", "lower their devices, or raise nodes"
         found.append(_Where(document)(f"{who} all {cluster.devices} devices of the cluster", hint, where))
+    elif cluster is not None:
+        found += _no_split(job, cluster.devices - least - critic, _Where(document, "pools"))
     return found
+
+
+def _no_split(job: Job, left: int, problem: _Where) -> list[Problem]:
+    """Devices of rollout and trainer that none of the job's modes can give: apart too many, shared not the same."""
+    pools = [job.pool(role) for role in ("rollout", "trainer")]
+    rollout, trainer = (pool.devices or () for pool in pools)
+    least = [min(devices or (1,)) for devices in (rollout, trainer)]
+    if any(pool.cluster for pool in pools) or max(least) > left:  # said of the pool that asks for more than there are
+        return []
+    apart, shared = sum(least) <= left, not (rollout and trainer) or bool({*rollout} & {*trainer})
+    if any(shared if MODES[mode].shares_devices else apart for mode in job.modes):
+        return []
+    mode, both = job.modes[0], f"rollout {least[0]} and trainer {least[1]}"
+    if MODES[mode].shares_devices:
+        hint = "state one number for both, or a mode that keeps them apart (async)"
+        return [problem(f"{mode} shares devices, and they differ: {both}", hint)]
+    words = f"{mode} keeps {both} devices apart: {sum(least)}, where there are {left}"
+    return [problem(words, "lower devices, raise nodes, or take a mode that shares them (colocated)")]
 
 
 def _without_price(job: Job, cluster: Cluster | None, engines: Hardware | None, problem: _Where) -> list[Problem]:

@@ -239,6 +239,26 @@ def test_a_backend_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
         sweep_job(write(tmp_path, grid=GRID), tmp_path / "out", backend="ray")
 
 
+WRONG_BACKENDS: dict[str, dict[str, Any]] = {
+    r"backend 'dsk' is none of processes, dask, ray \(did you mean dask\?\)": {"backend": "dsk"},
+    "workers must be at least 1": {"workers": 0},
+    r"the address tcp://there:1 is read by no processes .* \(backend dask, or ray\)": {"address": "tcp://there:1"},
+}
+
+
+@pytest.mark.parametrize("message", WRONG_BACKENDS)
+def test_a_backend_that_is_none_and_an_address_that_nobody_reads_are_refused(message: str) -> None:
+    """Another backend was Ray's, no workers one for each core, and a cluster's address passed over."""
+    with pytest.raises(SpecError, match=message):
+        sweep_job({"job": JOB, "grid": {"nodes": [1]}}, **WRONG_BACKENDS[message])
+
+
+def test_the_best_by_a_column_that_is_none_is_refused(whole: Path) -> None:
+    """A misspelt column was a file that cannot be read."""
+    with pytest.raises(SpecError, match=r"no column 'rl_stp_s' \(did you mean rl_step_s\?\)"):
+        read_result(whole).best("rl_stp_s")
+
+
 def test_ray_finds_the_same(whole: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     sweep_job(write(tmp_path, grid=GRID), tmp_path / "out", workers=2, backend="ray")

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.reader import read_spec, reading
 from rlperf.sweep.columns import RESULTS, Column, columns_of
 from rlperf.sweep.spec import Checked, Sweep, check_sweep
@@ -97,6 +97,9 @@ class SweepResult:
 
     def best(self, by: str = "objective_value") -> dict[str, Any] | None:
         """The row with the smallest ``by``; None where no point has one."""
+        names = self.rows.collect_schema().names()
+        if by not in names:
+            raise SpecError(Problem(f"the sweep has no column {by!r}", suggestion=did_you_mean(by, names)))
         few = self.having(["point", "status", by]).frame
         ranked = few.filter(few["status"] == "ok").drop_nulls(by).sort(by, maintain_order=True)
         return self._collected(self.rows.slice(ranked["point"][0], 1)).row(0, named=True) if ranked.height else None

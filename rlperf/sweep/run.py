@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.processes import cores, said_if_killed, worked
 from rlperf.specs.job import Job
 from rlperf.specs.trainer_calibration import load_trainer
@@ -56,8 +56,10 @@ def run_sweep(
 
     Raises
     ------
-    SpecError : names of the sweep that cannot be found, or a folder that cannot be written
+    SpecError : names of the sweep that cannot be found, a folder that cannot be written, or a backend that is none
     """
+    if wrong := _wrong_backend(workers, backend, address):
+        raise SpecError(wrong)
     check_names(checked, ask)
     if out is None:
         with tempfile.TemporaryDirectory(prefix="rlperf-sweep-") as name:
@@ -149,6 +151,20 @@ def _results(
         parallel = Parallel(n_jobs=slots, return_as="generator_unordered", batch_size=1)
         with said_if_killed("run the same command again, with fewer --workers; what is done is kept"):
             yield from parallel(delayed(worked)(work, task, os.getpid()) for task in tasks)
+
+
+def _wrong_backend(workers: int | None, backend: str, address: str | None) -> list[Problem]:
+    """What no tasks run on: another backend, fewer than one worker, the address of a cluster that is not asked for."""
+    known, found = get_args(Backend), []
+    if backend not in known:
+        words = f"backend {backend!r} is none of {', '.join(known)}"
+        found.append(Problem(words, suggestion=did_you_mean(backend, known)))
+    if workers is not None and workers < 1:
+        found.append(Problem(f"workers must be at least 1 (given: {workers})"))
+    if address is not None and backend == "processes":
+        words = f"the address {address} is read by no processes of this machine"
+        found.append(Problem(words, suggestion="backend dask, or ray"))
+    return found
 
 
 def _cluster(backend: Backend, address: str | None, workers: int) -> AbstractContextManager[int]:

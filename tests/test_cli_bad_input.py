@@ -57,6 +57,19 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "pools: [{role: trainer, devices: 5}, {role: rollout, devices: 3}]\n", "",
         ("job.yaml:11: pools: colocated shares devices, and they differ: rollout 3 and trainer 5",),
     ),
+    "a field of another place": (
+        "pools: [{role: rollout, settings: {weight_snc: nccl}}]\n", "",
+        ("settings.weight_snc: unknown field (did you mean weight_sync? it belongs to the top)",),
+    ),
+    "weights of the engine by another word": (
+        "pools: [{role: rollout, settings: {weights_dtype: fp8}}]\n", "", ("(here it is rollout_dtype of the rollout",),
+    ),
+    "environments of a task": ("", "group_size: 4|environments: 4", ("unknown field (here it is max_trajectories)",)),
+    "partial rollouts of turns": (
+        "framework: slime\nmodes: [async]\nlimits: {staleness: 1}\n",
+        "workload: math|workload: software_engineering\n    over_provision: 1.5",
+        ("job.yaml:7: tasks.0.over_provision: partial rollouts of task math, which takes several turns",),
+    ),
     "own devices for the reference": (
         "pools: [{role: reference, devices: 8}]\n", "", ("reference pool states devices", "leave the pool out")
     ),

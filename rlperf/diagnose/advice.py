@@ -65,7 +65,10 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
         ("replicas", "more replicas, or fewer devices per replica"),
         ("engine", "an attention backend and CUDA graphs whose step does not grow with the running requests"),
     ),
-    "tool": (("tool_concurrency", "more tool workers; asynchronous tool calls"),),
+    "tool": (
+        ("tool_concurrency", "more tool workers; asynchronous tool calls"),
+        ("max_trajectories", "more environments at once, where their number is bounded"),
+    ),
     "reward": (
         ("reward", "overlap reward with the rollout, trajectory by trajectory"),
         ("reward_workers", "more workers per rank: the slowest rank counts"),

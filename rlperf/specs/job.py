@@ -58,6 +58,10 @@ class Task(Frozen):
     ``prompts_per_step`` and ``mini_batch`` count prompts (times group_size = sequences).
     """
 
+    other_words: ClassVar[Mapping[str, str]] = {
+        "environments": "max_trajectories", "max_turns": "turns of the workload (rlperf workload show)",
+    }  # fmt: skip
+
     name: str = Field(min_length=1)
     workload: str = Field(min_length=1, description="shipped preset, a fitted length file, or the path of a trace")
     architecture: str | None = Field(None, description="where this task trains a policy of its own")

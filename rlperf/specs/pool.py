@@ -311,6 +311,9 @@ class PoolSettings(
     """Settings of a pool as a job leaves them: pinned, open or absent."""
 
     absent = True
+    other_words: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("quantization", "weight_dtype", "weights_dtype"), "rollout_dtype of the rollout pool"
+    )
 
     @model_validator(mode="after")
     def _known_values(self) -> PoolSettings:

@@ -421,9 +421,11 @@ def _meant_field(location: Sequence[str | int], spec: type[BaseModel]) -> str | 
         return f"here it is {meant}"
     if here := dict.fromkeys(under for form, under in forms if word in form.model_fields):
         return f"it belongs to {' or '.join(here)}"
-    groups = (beside, [form for form, _ in forms])
-    near = (did_you_mean(word, sorted(name for form in group for name in form.model_fields)) for group in groups)
-    return next(filter(None, near), None)
+    if near := did_you_mean(word, sorted(name for form in beside for name in form.model_fields)):
+        return near
+    elsewhere = nearest(word, sorted(name for form, _ in forms for name in form.model_fields))
+    places = " or ".join(dict.fromkeys(under for form, under in forms if elsewhere in form.model_fields))
+    return f"did you mean {elsewhere}? it belongs to {places}" if elsewhere else None
 
 
 _TOP = "the top"

@@ -26,7 +26,7 @@ from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
-from rlperf.specs.reader import Document, is_there, read_document, validate
+from rlperf.specs.reader import Document, Key, is_there, read_document, validate
 from rlperf.specs.rl_calibration import FrameworkCalibration, framework_trainers, load_framework_calibration
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
@@ -309,17 +309,22 @@ def _grouped(job: Job, tasks: Sequence[TaskContext]) -> Job:
 def _untold(
     job: Job, tasks: Sequence[TaskContext], trainers: Sequence[TrainerStack | None], document: Document | None
 ) -> list[Problem]:
-    """What no mechanism tells: readers of prompts beside a trainer that runs on, where turns read again what grew."""
+    """What no mechanism tells: readers of prompts beside a trainer that runs on, where turns read again what grew, and
+    partial rollouts of turns."""
     several = any(task.source.turns > 1 for task in tasks)
     in_flight = any(each.framework.in_flight_updates for each in trainers if each is not None)
-    field, text, hint = "pools", untold_lending(job, several, in_flight), LENT_HINT
     ahead = [mode for mode in job.modes if MODES[mode].runs_ahead]
-    if not text and several and ahead and any(job.pool("rollout").settings.prefill_replicas or ()):
+    found: list[tuple[Key, str, str]] = []
+    if lent := untold_lending(job, several, in_flight):
+        found.append((("pools",), lent, LENT_HINT))
+    elif several and ahead and any(job.pool("rollout").settings.prefill_replicas or ()):
         words = f"prefill_replicas with several turns is not predicted in modes that run ahead ({', '.join(ahead)})"
-        field, text, hint = "modes", words, "leave one of them out"
-    if not text:
-        return []
-    return [document.problem((field,), text, hint) if document else Problem(text, suggestion=hint)]
+        found.append((("modes",), words, "leave one of them out"))
+    for index, task in enumerate(tasks):
+        if task.source.turns > 1 and max(task.task.over_provision) > 1:
+            words = f"partial rollouts of task {task.task.name}, which takes several turns, are not predicted"
+            found.append((("tasks", index, "over_provision"), words, "leave over_provision out"))
+    return [document.problem(*each) if document else Problem(each[1], suggestion=each[2]) for each in found]
 
 
 def engine_named(job: Job) -> tuple[str, tuple[str | int, ...]]:

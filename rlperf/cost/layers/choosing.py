@@ -23,7 +23,7 @@ LONG = 65536
 
 
 @dataclass(frozen=True)
-class Asked:
+class Queried:
     """What an engine_step asks of such an attention.
 
     Attributes
@@ -103,7 +103,7 @@ class Choosing(Softmax):
         seen = np.minimum(kv, requests * float(self.top)) if self.top else kv
         near = np.minimum(kv, requests * float(self.near))
         choices = requests * (kv > requests * float(self.top)) if self.top else 0.0 * requests
-        asked = Asked(requests, kv, seen, near, kv, choices, 0.0 * kv)
+        asked = Queried(requests, kv, seen, near, kv, choices, 0.0 * kv)
         return [self._operator(replica, "generation", count, asked)]
 
     def prefill_operators(
@@ -113,10 +113,10 @@ class Choosing(Softmax):
         seen = sequences * visible_pairs(query, kv, window=self.top)
         near = sequences * visible_pairs(query, kv, window=self.near) if self.near else 0.0 * pairs
         beyond = np.minimum(query, np.maximum(kv - self.top, 0.0)) if self.top else 0.0 * query
-        asked = Asked(sequences * query, pairs, seen, near, sequences * kv, sequences * beyond, kv)
+        asked = Queried(sequences * query, pairs, seen, near, sequences * kv, sequences * beyond, kv)
         return [self._operator(replica, "context", count, asked)]
 
-    def _operator(self, replica: Replica, phase: str, count: float, asked: Asked) -> Operator:
+    def _operator(self, replica: Replica, phase: str, count: float, asked: Queried) -> Operator:
         work, queries = self.choice(replica), asked.queries
         fit = sparse_fit(replica.hw, self.table, phase, replica.engine.engine, narrow=work.narrow)
         each = 1.0 / self.ratio if self.ratio else 0.0

@@ -431,16 +431,12 @@ class PoolSpec(Frozen):
         return self.placement == "own"
 
     @model_validator(mode="after")
-    def _only_a_critic_is_placed(self) -> PoolSpec:
+    def _fits_the_role(self) -> PoolSpec:
         if self.placement is not None and self.role != "critic":
             raise ValueError(
                 f"placement is a critic's to state, not of a {self.role} pool (a reference, a reward model or a judge "
                 "on devices of its own: scorers)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _settings_fit_the_role(self) -> PoolSpec:
         if self.cluster is not None and self.role != "rollout":
             raise ValueError("only the rollout pool can stand on a cluster of its own")
         if self.price is not None and self.cluster is None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.question.contradictions import contradictions, incapable, with_units
+from rlperf.plan.question.contradictions import contradictions, incapable, untold, with_units
 from rlperf.plan.question.demand import LengthSource, batches, shared_out
 from rlperf.plan.question.drafting import check_drafts, trained_draft
 from rlperf.plan.question.mixture import mixed
-from rlperf.plan.question.techniques import LENT_HINT, check_length, check_techniques, untold_lending
+from rlperf.plan.question.techniques import check_length, check_techniques
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.sim.rl_step.overheads import trainer_in_framework
@@ -23,10 +23,10 @@ from rlperf.specs.cluster import Cluster
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task
-from rlperf.specs.modes import MODES, Mode
+from rlperf.specs.modes import Mode
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
-from rlperf.specs.reader import Document, Key, is_there, read_document, validate
+from rlperf.specs.reader import Document, is_there, read_document, validate
 from rlperf.specs.rl_calibration import FrameworkCalibration, framework_trainers, load_framework_calibration
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
@@ -277,7 +277,7 @@ def resolve(job: Job, *, folder: Path | None = None, document: Document | None =
     scorers = [attempt(partial(_scorer, job, each, folder), "scorers", n) for n, each in enumerate(job.scorers)]
     found = attempt(partial(_mixed, job, tasks), "tasks") or []
     problems += contradictions(job, cluster, hardware, rollout_hardware, document)
-    problems += _untold(job, found, trainers, document)
+    problems += untold(job, {task.task.name: task.source.turns for task in found}, trainers, document)
     problems += incapable(job, [trainer for trainer in trainers if trainer is not None], document)
     if problems:
         raise SpecError(problems)
@@ -304,27 +304,6 @@ def _grouped(job: Job, tasks: Sequence[TaskContext]) -> Job:
     if horizon.group or horizon.rl_steps == 1 or not any(task.source.drifts(horizon.rl_steps) for task in tasks):
         return job
     return job.model_copy(update={"horizon": horizon.model_copy(update={"group": -(-horizon.rl_steps // GROUPS)})})
-
-
-def _untold(
-    job: Job, tasks: Sequence[TaskContext], trainers: Sequence[TrainerStack | None], document: Document | None
-) -> list[Problem]:
-    """What no mechanism tells: readers of prompts beside a trainer that runs on, where turns read again what grew, and
-    partial rollouts of turns."""
-    several = any(task.source.turns > 1 for task in tasks)
-    in_flight = any(each.framework.in_flight_updates for each in trainers if each is not None)
-    ahead = [mode for mode in job.modes if MODES[mode].runs_ahead]
-    found: list[tuple[Key, str, str]] = []
-    if lent := untold_lending(job, several, in_flight):
-        found.append((("pools",), lent, LENT_HINT))
-    elif several and ahead and any(job.pool("rollout").settings.prefill_replicas or ()):
-        words = f"prefill_replicas with several turns is not predicted in modes that run ahead ({', '.join(ahead)})"
-        found.append((("modes",), words, "leave one of them out"))
-    for index, task in enumerate(tasks):
-        if task.source.turns > 1 and max(task.task.over_provision) > 1:
-            words = f"partial rollouts of task {task.task.name}, which takes several turns, are not predicted"
-            found.append((("tasks", index, "over_provision"), words, "leave over_provision out"))
-    return [document.problem(*each) if document else Problem(each[1], suggestion=each[2]) for each in found]
 
 
 def engine_named(job: Job) -> tuple[str, tuple[str | int, ...]]:

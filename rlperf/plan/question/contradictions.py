@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rlperf.cost.dtypes import DTYPES
 from rlperf.errors import Problem, did_you_mean
+from rlperf.plan.question.techniques import LENT_HINT, untold_lending
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.specs.cluster import Cluster, Device
 from rlperf.specs.hardware import Hardware
@@ -14,7 +15,7 @@ from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
-from rlperf.specs.reader import Document
+from rlperf.specs.reader import Document, Key
 
 
 def _otherwise(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
@@ -286,3 +287,24 @@ def incapable(job: Job, trainers: Sequence[TrainerStack], document: Document | N
             where = ("pools", index, "settings", name)
             found.append(document.problem(where, message, hint) if document else Problem(message, suggestion=hint))
     return found
+
+
+def untold(
+    job: Job, turns: Mapping[str, float], trainers: Sequence[TrainerStack | None], document: Document | None
+) -> list[Problem]:
+    """What no mechanism tells: readers of prompts beside a trainer that runs on, where turns read again what grew, and
+    partial rollouts of turns. ``turns`` : the mean of tasks by their names, where it is known."""
+    several = any(mean > 1 for mean in turns.values())
+    in_flight = any(each.framework.in_flight_updates for each in trainers if each is not None)
+    ahead = [mode for mode in job.modes if MODES[mode].runs_ahead]
+    found: list[tuple[Key, str, str]] = []
+    if lent := untold_lending(job, several, in_flight):
+        found.append((("pools",), lent, LENT_HINT))
+    elif several and ahead and any(job.pool("rollout").settings.prefill_replicas or ()):
+        words = f"prefill_replicas with several turns is not predicted in modes that run ahead ({', '.join(ahead)})"
+        found.append((("modes",), words, "leave one of them out"))
+    for index, task in enumerate(job.tasks):
+        if turns.get(task.name, 1.0) > 1 and max(task.over_provision or (1.0,)) > 1:
+            words = f"partial rollouts of task {task.name}, which takes several turns, are not predicted"
+            found.append((("tasks", index, "over_provision"), words, "leave over_provision out"))
+    return [document.problem(*each) if document else Problem(each[1], suggestion=each[2]) for each in found]

@@ -15,7 +15,6 @@ from rlperf.calibrate.kernel_fits import KernelFit, digits, run_fit
 from rlperf.calibrate.kernel_seconds import Seconds
 from rlperf.calibrate.kernel_tables import Series
 from rlperf.calibrate.rows_beside import WIDE
-from rlperf.cost.attention import visible_pairs
 from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.choosing import Choosing
 from rlperf.cost.replica import Replica, Roles
@@ -60,20 +59,17 @@ def part_seconds(series: Series, hw: Hardware) -> Seconds:
     engine = load_engine_calibration(series.kernel)
     work = layer.choice(Replica(layer.arch, hw, engine, roles, cache, one, one, one, one, one))
     batch, query, past = (series.shape[name] for name in ("batch", "q_len", "past_len"))
-    keys, queries = past + query, batch * query
-    scored = batch * visible_pairs(query, keys) / layer.ratio
-    seen = batch * visible_pairs(query, keys, window=layer.top)
-    near = batch * visible_pairs(query, keys, window=layer.near) if layer.near else 0.0 * queries
-    choices = batch * np.clip(keys - (layer.top or np.inf), 0.0, query)
+    asked = layer.queried(batch, query, past + query)
+    scored = asked.pairs / layer.ratio
 
     def term(fit: SparseFit) -> FloatArray:
         if operation in SCORES:
-            longest = keys if operation == "mqa_logits" else 0.0
-            return scored_with(hw.device, fit, work, scored, batch * keys / layer.ratio, SCORE_BYTES, longest)
+            longest = asked.longest if operation == "mqa_logits" else 0.0
+            return scored_with(hw.device, fit, work, scored, asked.keys / layer.ratio, SCORE_BYTES, longest)
         if operation in CHOICES:
             read_s = SCORE_BYTES * scored / (hw.device.memory_bandwidth * fit.index_memory)
-            return choice_with(fit, choices) + read_s
-        return read_with(hw.device, fit, work, queries, layer.computed_pairs(fit, queries, seen, near))
+            return choice_with(fit, asked.choices) + read_s
+        return read_with(hw.device, fit, work, asked.queries, layer.computed_pairs(fit, asked))
 
     def seconds(fit: SparseFit, r: BoolArray) -> FloatArray:
         return np.asarray(hw.calibration.stream.small_fixed + term(fit)[r])

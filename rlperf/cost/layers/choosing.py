@@ -109,34 +109,37 @@ class Choosing(Softmax):
     def prefill_operators(
         self, replica: Replica, count: float, sequences: FloatArray, query: FloatArray, kv: FloatArray
     ) -> list[Operator]:
+        return [self._operator(replica, "context", count, self.queried(sequences, query, kv))]
+
+    def queried(self, sequences: FloatArray, query: FloatArray, kv: FloatArray) -> Queried:
+        """What ``sequences`` ask with ``query`` tokens each, the last of ``kv``."""
         pairs = sequences * visible_pairs(query, kv)
         seen = sequences * visible_pairs(query, kv, window=self.top)
         near = sequences * visible_pairs(query, kv, window=self.near) if self.near else 0.0 * pairs
         beyond = np.minimum(query, np.maximum(kv - self.top, 0.0)) if self.top else 0.0 * query
-        asked = Queried(sequences * query, pairs, seen, near, sequences * kv, sequences * beyond, kv)
-        return [self._operator(replica, "context", count, asked)]
+        return Queried(sequences * query, pairs, seen, near, sequences * kv, sequences * beyond, kv)
 
     def _operator(self, replica: Replica, phase: str, count: float, asked: Queried) -> Operator:
-        work, queries = self.choice(replica), asked.queries
+        work = self.choice(replica)
         fit = sparse_fit(replica.hw, self.table, phase, replica.engine.engine, narrow=work.narrow)
         each = 1.0 / self.ratio if self.ratio else 0.0
         scored, index_keys = asked.pairs * each * (self.index_width > 0), asked.keys * each
-        read = self.computed_pairs(fit, queries, asked.seen, asked.near)
+        read = self.computed_pairs(fit, asked)
         seconds = chosen_with(
-            replica.hw.device, fit, work, queries, scored, read, index_keys, asked.choices, asked.longest * each
+            replica.hw.device, fit, work, asked.queries, scored, read, index_keys, asked.choices, asked.longest * each
         )
         flop = read * work.heads * work.pair_flop + scored * work.index_flop
         moved = index_keys * work.index_bytes + (read if phase == "generation" else index_keys) * work.key_bytes
         return attention_operator(replica, f"{self.table.replace('_', ' ')} attention", count, seconds, flop, moved)
 
-    def computed_pairs(self, fit: SparseFit, queries: FloatArray, seen: FloatArray, near: FloatArray) -> FloatArray:
-        """Pairs of query and key that attention computes, of ``seen`` and ``near`` tokens.
+    def computed_pairs(self, fit: SparseFit, asked: Queried) -> FloatArray:
+        """Pairs of query and key that attention computes.
 
         Some kernels go through the list of every query to its end, places that are not filled included.
         """
         each = 1.0 / self.ratio if self.ratio else 0.0
-        listed = queries * self.top * each if self.top else 0.0
-        return seen * each + near + fit.padded * np.maximum(listed - seen * each, 0.0)
+        listed = asked.queries * self.top * each if self.top else 0.0
+        return asked.seen * each + asked.near + fit.padded * np.maximum(listed - asked.seen * each, 0.0)
 
     def training_s(self, device: TrainerDevice) -> Seconds:
         chosen = super().training_s(device)

@@ -15,7 +15,7 @@ from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.pool import ATTRIBUTES, LayoutChoice, PoolSpec
-from rlperf.specs.reader import Document, Key
+from rlperf.specs.reader import Document
 
 
 def _otherwise(job: Job, pool: PoolSpec) -> list[tuple[str, str]]:
@@ -297,14 +297,14 @@ def untold(
     several = any(mean > 1 for mean in turns.values())
     in_flight = any(each.framework.in_flight_updates for each in trainers if each is not None)
     ahead = [mode for mode in job.modes if MODES[mode].runs_ahead]
-    found: list[tuple[Key, str, str]] = []
+    problem, found = _Where(document), []
     if lent := untold_lending(job, several, in_flight):
-        found.append((("pools",), lent, LENT_HINT))
+        found.append(problem(lent, LENT_HINT, "pools"))
     elif several and ahead and any(job.pool("rollout").settings.prefill_replicas or ()):
         words = f"prefill_replicas with several turns is not predicted in modes that run ahead ({', '.join(ahead)})"
-        found.append((("modes",), words, "leave one of them out"))
+        found.append(problem(words, "leave one of them out", "modes"))
     for index, task in enumerate(job.tasks):
         if turns.get(task.name, 1.0) > 1 and max(task.over_provision or (1.0,)) > 1:
             words = f"partial rollouts of task {task.name}, which takes several turns, are not predicted"
-            found.append((("tasks", index, "over_provision"), words, "leave over_provision out"))
-    return [document.problem(*each) if document else Problem(each[1], suggestion=each[2]) for each in found]
+            found.append(problem(words, "leave over_provision out", "tasks", index, "over_provision"))
+    return found

@@ -19,7 +19,7 @@ from rlperf.frameworks.fields import Setting
 from rlperf.frameworks.imports import import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import flatten, key_table
 from rlperf.frameworks.registry import adapter_of
-from rlperf.frameworks.sources import _override_value
+from rlperf.frameworks.scripts.typed import override_value
 from rlperf.frameworks.writing import yaml_scalar, yaml_text
 
 from .framework_samples import SHIPPED, sample_run, with_values
@@ -131,7 +131,7 @@ def _stated(framework: str, words: Sequence[str], folder: Path) -> dict[str, str
         pairs = zip(words, [*words[1:], ""], strict=True)
         return dict(word[2:].split("=", 1) if "=" in word else (word[2:], after) for word, after in pairs)
     if framework in ("skyrl", "rlinf"):
-        read = yaml.safe_load if framework == "skyrl" else _override_value
+        read = yaml.safe_load if framework == "skyrl" else override_value
         return {key.lstrip("+"): read(text) for key, _, text in (word.partition("=") for word in words) if text}
     return flatten(yaml.safe_load((folder / "config.yaml").read_text()))
 

@@ -629,3 +629,20 @@ def test_files_of_plans_take_the_reference_to_the_host(tmp_path: Path) -> None:
         run = with_values(read, {"trainer.parked": parked, "trainer.backend": "megatron", "run.reference": True})
         text = export_run(run, adapter_of("verl"), "main", "config").files["config.yaml"]
         assert yaml.safe_load(text)["actor_rollout_ref"]["ref"]["megatron"]["param_offload"] is True
+
+
+def test_two_launches_are_no_one_configuration(tmp_path: Path) -> None:
+    """`verdict a.sh b.sh` merged them, and judged the second one's model, batch and devices without a word."""
+    first, second = tmp_path / "first.sh", tmp_path / "second.sh"
+    keys = " ".join(f"{key}={str(value).lower()}" for key, value in VERL.items())
+    first.write_text(f"python3 -m verl.trainer.main_ppo {keys}\n")
+    second.write_text(f"python3 -m verl.trainer.main_ppo {keys} trainer.nnodes=4\n")
+    with pytest.raises(SpecError, match=r"second.sh: is a second launch, after .*first.sh: each is a configuration"):
+        import_config([first, second])
+    overrides = tmp_path / "overrides"  # what is no launch still joins one, and a launch named twice is one
+    overrides.write_text("trainer.nnodes=2\n")
+    assert import_config([first, first, overrides]).run.nodes == 2
+    for program, tokens in (("first.py", 256), ("second.py", 512)):
+        (tmp_path / program).write_text(f"from trl import GRPOConfig\nGRPOConfig(max_completion_length={tokens})\n")
+    with pytest.raises(SpecError, match=r"second.py: is a second program, after .*first.py"):
+        import_config([tmp_path / "first.py", tmp_path / "second.py"], "trl")

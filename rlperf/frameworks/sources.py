@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-
-import yaml
 
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Planned, Source, is_other_program
@@ -18,6 +15,7 @@ from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.scripts.flow import commands, commands_run
 from rlperf.frameworks.scripts.python import makes_configuration, read_python
 from rlperf.frameworks.scripts.shell import Word
+from rlperf.frameworks.scripts.typed import override_value, word_value
 from rlperf.specs.reader import Document, is_file, parse_document, read_text, reading
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
@@ -25,7 +23,6 @@ _ENTRY = re.compile(r"(?:^|/)(train\.py|train_async\.py|run_grpo\.py|\w+\.py)$")
 _ENVIRONMENT = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}|\$([A-Z_][A-Z0-9_]*)")
 """What the shell would have filled in before hydra saw it: OmegaConf asks the environment by a resolver."""
 _GIVEN = re.compile(r"^(\w+)=(.*)$", re.DOTALL)
-_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _LONE = re.compile(r"^([a-z]\w*=)", re.MULTILINE)
 _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
 _LAUNCHER = frozenset({"num_processes", "num_machines", "nproc_per_node", "nnodes"})
@@ -51,6 +48,14 @@ class _Gathered:
     """Folder of the configurations that a command names."""
     worked_out: dict[str, str] = field(default_factory=dict)
     _sections: set[str] = field(default_factory=set)
+    _first: dict[str, Path] = field(default_factory=dict)
+
+    def only(self, kind: str, path: Path) -> None:
+        """A `SpecError` where another file before ``path`` was the one of its kind: their keys are of two runs."""
+        first = self._first.setdefault(kind, path)
+        if first.resolve() != path.resolve():
+            told = f"is a second {kind}, after {first}: each is a configuration of its own"
+            raise SpecError(Problem(told, str(path), suggestion="name one; ask for each by itself"))
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
         """Set a key; a mapping that replaces a section, or a section below a value, takes the old away."""
@@ -187,6 +192,7 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
 
 def _read_program(text: str, path: Path, gathered: _Gathered) -> None:
     """A Python program with TRL's ``GRPOConfig``."""
+    gathered.only("program", path)
     read = read_python(text, str(path))
     for key, (value, line) in read.keys.items():
         gathered.put(key, value, str(path), line)
@@ -327,6 +333,8 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     elif any(word.text == "trl" for word in words):
         begin = next(index for index, word in enumerate(words) if word.text == "trl") + 2
         gathered.entry = "trl." + words[begin - 1].text if begin <= len(words) else "trl"
+    if begin:
+        gathered.only("launch", path)
     _read_launcher([word.text for word in words], path, gathered)
     rest = [word for word in words[begin:] if word.text not in ("$@", "$*", "${@}")]
     index = 0
@@ -351,7 +359,7 @@ def _served(words: Sequence[Word]) -> dict[str, Value]:
         (word.text[2:].partition("="), after.text) for word, after in pairwise(words) if word.text.startswith("--")
     )
     return {
-        f"vllm-serve.{name.replace('-', '_')}": _scalar(inline if equals else after)  # the parser takes both spellings
+        f"vllm-serve.{name.replace('-', '_')}": word_value(inline if equals else after)  # either spelling is taken
         for (name, equals, inline), after in flags
     }
 
@@ -372,7 +380,9 @@ def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gat
     if name in ("config", "config-path", "config-name", "config-dir") and values:
         _read_named(name, values[0], path, gathered)
         return taken
-    value: Value = True if not values else _scalar(values[0]) if len(values) == 1 else [_scalar(v) for v in values]
+    value: Value = (
+        True if not values else word_value(values[0]) if len(values) == 1 else [word_value(v) for v in values]
+    )
     gathered.put(name, value, str(path), word.line)
     if len(values) == 1:
         gathered.words[name] = values[0]
@@ -401,49 +411,6 @@ def _read_override(match: re.Match[str], word: Word, path: Path, gathered: _Gath
         return
     if sign:
         gathered.additions.add(key)
-    value = _override_value(_ENVIRONMENT.sub(r"${oc.env:\1\2}", text))
+    value = override_value(_ENVIRONMENT.sub(r"${oc.env:\1\2}", text))
     for name, part in flatten({key: value}).items() if isinstance(value, dict) and value else [(key, value)]:
         gathered.put(name, part, str(path), word.line)
-
-
-def _override_value(text: str) -> Value:
-    r"""A value in hydra's override grammar: YAML-like, with ``{a:1}``, and quotes in which only quotes are escaped.
-
-    >>> _override_value("1e-6"), _override_value(r"'it\'s'"), _override_value("'null'"), _override_value("{a:1}")
-    (1e-06, "it's", 'null', {'a': 1})
-    """
-    if quoted := _QUOTED.fullmatch(text):
-        return re.sub(r"(\\+)(?=$|')", lambda slashes: slashes[1][: len(slashes[1]) // 2], quoted[1])
-    spaced = re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
-    try:
-        value = yaml.safe_load(spaced)
-    except yaml.YAMLError:
-        return text
-    if isinstance(value, str):
-        return value if text.lstrip().startswith('"') else _scalar(value)
-    return text if value is not None and not isinstance(value, bool | int | float | str | list | dict) else value
-
-
-def _scalar(text: str) -> Value:
-    """A word of the command line as number, flag, JSON or text.
-
-    >>> _scalar("8"), _scalar("1e-6"), _scalar("true"), _scalar("512MB")
-    (8, 1e-06, True, '512MB')
-    """
-    lowered = text.lower()
-    if lowered in ("true", "false"):
-        return lowered == "true"
-    if lowered in ("null", "none"):
-        return None
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        return text if lowered.strip("+-") in ("nan", "inf", "infinity") or "_" in text else number
-    if text[:1] in "[{":
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            return text
-    return text

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from rlperf.calibrate.kernel_tables import COLLECTIVE_NAMES
-from rlperf.calibrate.tables import Row
-from rlperf.calibrate.validate import PredictedFigure
+from rlperf.calibrate.tables import Row, Table
+from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.collectives import (
     all_gather_s,
     all_reduce_s,
@@ -45,6 +45,11 @@ def _hardware(row: Row) -> Hardware:
     note = row.text("note").lower()
     network = row.text("network") or next((name for word, name in _NETWORKS if re.search(word, note)), cluster.network)
     return load_hardware(device.name, cluster.model_copy(update={"network": network}))
+
+
+def outcome(table: Table) -> Outcome:
+    """All rows of a table."""
+    return each_row(table, lambda row: [figure(row)])
 
 
 def figure(row: Row) -> PredictedFigure:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlperf.calibrate import collective_rows
+from rlperf.calibrate import collective_rows, layer_rows, training_rows
 from rlperf.calibrate.expert_fits import group_limited
 from rlperf.calibrate.kernel_fits import interval_of
 from rlperf.calibrate.kernel_seconds import (
@@ -41,7 +41,7 @@ from rlperf.calibrate.module_fits import mixer_of, module_seconds
 from rlperf.calibrate.rows_beside import beside
 from rlperf.calibrate.sparse_kernels import part_fit, part_seconds
 from rlperf.calibrate.tables import Refusal, Table
-from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
+from rlperf.calibrate.validate import Outcome, PredictedFigure
 from rlperf.cost.attention import decode_fit, prefill_fit
 from rlperf.cost.collectives import bus_share, collective_fit, domain_s
 from rlperf.cost.exchange import exchange_fit
@@ -65,11 +65,19 @@ VERIFY = "verify"
 """Phase of timings of several drafted tokens a request, of which no constants are told."""
 NO_CONSTANTS = "neither the device nor one that it borrows from has constants of such a kernel"
 
+_BY_ROW = (
+    (collective_rows.COLUMNS, collective_rows.outcome),
+    (layer_rows.COLUMNS, layer_rows.outcome),
+    (training_rows.COLUMNS, training_rows.outcome),
+)
+"""Tables that are predicted row by row, nothing of which is fitted: their columns, and who predicts them."""
+
 
 def predict_rows(path: Path, table: Table) -> Outcome:
     """Every timing by shipped constants; rows that no constants speak of are refused."""
-    if set(collective_rows.COLUMNS) <= set(table.columns):
-        return each_row(table, lambda row: [collective_rows.figure(row)])
+    for columns, outcome in _BY_ROW:
+        if set(columns) <= set(table.columns):
+            return outcome(table)
     predictions: list[PredictedFigure] = []
     kind = kind_of(table.columns)
     rows = list(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -277,6 +278,25 @@ def test_a_folder_that_is_there_states_its_shape_itself(tmp_path: Path, monkeypa
     assert load_architecture("Qwen3-8B").hidden == 4096
     with pytest.raises(SpecError, match=r"mine\.json"):
         load_architecture(tmp_path / "mine.json")
+
+
+def test_weights_packed_for_engines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPTQ checkpoint as the model to train was read as 16 bits without a word; one in fp8 trainers take apart."""
+    config = {
+        "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": 99, "num_key_value_heads": 2, "intermediate_size": 128,
+    }  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "300")
+    for method, said in (("gptq", True), ("awq", True), ("fp8", False), ("", False)):
+        file = tmp_path / f"small{method}" / "config.json"
+        file.parent.mkdir()
+        file.write_text(json.dumps({**config, **({"quantization_config": {"quant_method": method}} if method else {})}))
+        assert (f"its weights are packed by {method};" in architecture_reading(file).note) is said
+        shown = CliRunner().invoke(app, ["profiles", "show", str(file)])
+        assert shown.exit_code == 0 and ("are packed by" in shown.output) is said
+        task = {"name": "math", "workload": "math", "max_response_tokens": 99, "prompts_per_step": 8, "group_size": 4}
+        data = {"name": "j", "architecture": str(file), "cluster": "dgx_h100", "nodes": 1, "tasks": [task]}
+        assert any("are packed by" in text for text in resolve(Job.model_validate(data)).shape_notes) is said
 
 
 def test_a_job_says_which_shape_it_used() -> None:

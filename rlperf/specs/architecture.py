@@ -168,6 +168,12 @@ class VisionTower(Frozen):
     parameters: int = Field(gt=0, le=10**12, description="parameters of the tower with its merger")
 
 
+PACKED = frozenset(
+    ("gptq", "awq", "bitsandbytes", "compressed-tensors", "auto-round", "hqq", "quanto", "aqlm", "torchao", "modelopt")
+)
+"""``quant_method`` of checkpoints made for engines; trainers take apart those published in fp8 or mxfp4 alone."""
+
+
 class Architecture(Frozen):
     """A decoder-only transformer (or hybrid).
 
@@ -264,6 +270,16 @@ class Architecture(Frozen):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
         return self
+
+    @property
+    def stored_note(self) -> str:
+        """What is said of weights that are packed for engines; empty where they are not."""
+        if self.checkpoint_dtype in PACKED:
+            return (
+                f"{self.name}: its weights are packed by {self.checkpoint_dtype}; read as 16 bits, in the precision "
+                "that the job states: a trainer that does not unpack them refuses them, or trains adapters alone"
+            )
+        return ""
 
     @property
     def layer_mixers(self) -> tuple[str, ...]:

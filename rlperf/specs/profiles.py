@@ -338,16 +338,18 @@ def load_architecture(
     return _architecture(path, stamp(path), like)
 
 
-def architecture_reading(name_or_path: str | Path, folder: Path | str | None = None) -> LabelReading:
+def architecture_reading(
+    name_or_path: str | Path, folder: Path | str | None = None, *, like: str | None = None
+) -> LabelReading:
     """How `load_architecture` reads a name: the shape, what the label changes of it, a note where it is another's.
 
-    A file states its shape itself: no changes, no note.
+    A file states its shape itself: no changes, and a note only where its weights are packed for engines.
 
     >>> architecture_reading("Mixtral-8x7B-v0.1").note, architecture_reading("openai/gpt-oss-20b").note
     ('Mixtral-8x7B-v0.1: shape of Mixtral-8x7B', '')
     """
     if _is_here(name_or_path, folder):
-        return LabelReading(str(name_or_path))
+        return LabelReading(str(name_or_path), note=load_architecture(name_or_path, folder, like=like).stored_note)
     return _find_architecture(str(name_or_path), folder)[1]
 
 

@@ -419,7 +419,7 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
             )
         )
     check_drafts(job, architecture)
-    note = architecture_reading(task.architecture or job.architecture, folder).note
+    note = architecture_reading(task.architecture or job.architecture, folder, like=job.like).note
     return TaskContext(task, architecture, source, tuple(found), note)
 
 

@@ -23,6 +23,7 @@ from rlperf.plan.search.splits import splits
 from rlperf.report.plan_files import plan_yaml
 from rlperf.sim.rl_step.trainer_stage import closed_training
 from rlperf.specs.job import Job
+from rlperf.sweep.spec import Sweep
 from tests.test_plan_end_to_end import SMALL, trace
 
 
@@ -109,6 +110,20 @@ def test_the_schema_of_a_job_takes_what_the_reader_takes(changes: dict[str, obje
     for wrong in ({"nodes": "two"}, {"pools": [{"role": "rollout", "settings": {"kv_dtype": 5}}]}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**SMALL, **wrong}, schema_of("job"))
+
+
+def test_the_schema_of_a_sweep_takes_what_the_reader_takes() -> None:
+    sweep = {
+        "job": SMALL,
+        "method": "events",
+        "grid": {"tasks.0.max_response_tokens": ["4k", "8k"]},
+        "points": [{"nodes": 2}],
+    }
+    Sweep.model_validate(sweep)
+    jsonschema.validate(sweep, schema_of("sweep"))
+    for wrong in ({"method": "guess"}, {"job": 5}, {"axes": {}}, {"grid": [1]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**sweep, **wrong}, schema_of("sweep"))
 
 
 def test_a_plan_file_without_the_budget_that_it_packs_to_is_refused(tmp_path: Path) -> None:

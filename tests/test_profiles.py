@@ -271,6 +271,16 @@ def test_what_the_command_lists_it_shows(kind: str, capsys: pytest.CaptureFixtur
         assert f"{json.loads(capsys.readouterr().out)['kind']}s" == kind.rpartition("/")[2]
 
 
+def test_profiles_are_shown_in_four_digits_and_printed_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    """The memory of an H100 stood there as 85.01887762432001 GB."""
+    show("h100_sxm")
+    said = capsys.readouterr().out
+    assert "85.02 GB" in said and "52.43 MB" in said and "1.979 PFLOP/s" in said and "450 GB/s" in said
+    assert not re.search(r"\d\.\d{4,} ", said)
+    show("h100_sxm", as_json=True)
+    assert json.loads(capsys.readouterr().out)["memory_usable"] == "85.01887762432001 GB"
+
+
 def test_a_wheel_keeps_profiles_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site-packages" / "rlperf"
     (package / "hwprofiles").mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_show(fitted: Path, trace: Path) -> None:
     assert "assumed" in run("show", "image")
     assert "math" in run("show", "mixed")
     assert "turns" in run("show", "searching")
+
+
+def test_what_was_left_out_is_shown_where_there_is_any(trace: Path, tmp_path: Path) -> None:
+    """`workload show` said "skipped 0" and "incomplete groups 0" of every whole recording."""
+    whole = trace / "packed_lengths_step_0.jsonl"
+    assert "skipped" not in run("show", whole) and "incomplete" not in run("show", whole)
+    assert json.loads(run("show", whole, "--json"))["incomplete_groups"] == 0
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text(whole.read_text() + "{\n")
+    assert re.search(r"skipped +1 ", run("show", cut, "--skip-damaged"))
 
 
 def test_figures(fitted: Path, trace: Path, tmp_path: Path) -> None:

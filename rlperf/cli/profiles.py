@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from rlperf.cli.output import AsJson, console, print_json
 from rlperf.cost.parameters import active_parameters, parameters
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.units import UNITS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +21,7 @@ app = typer.Typer(
 )
 KINDS = ("devices", "links", "clusters", "architectures", "workloads", "jobs", "calibrations/devices",
          "calibrations/engines", "calibrations/trainers", "calibrations/frameworks")  # fmt: skip
+QUANTITY = re.compile(r"([0-9.e+-]+) (\S+)")
 
 
 @app.command("list")
@@ -114,7 +117,7 @@ def _print(kind: str, spec: object, as_json: bool, assumed: str) -> None:
         assert isinstance(spec, Architecture)
         data |= {"parameters": parameters(spec), "active_parameters": active_parameters(spec)}
     if assumed:
-        data["assumed"] = assumed
+        data["assumed"] = [*data["assumed"], assumed]
     if as_json:
         print_json({"kind": kind, **data})
         return
@@ -129,6 +132,10 @@ def _print(kind: str, spec: object, as_json: bool, assumed: str) -> None:
 def _text(value: object) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{key}: {_text(item)}" for key, item in value.items())
+    if isinstance(value, str) and (found := QUANTITY.fullmatch(value)) and found[2] in UNITS:
+        return f"{float(found[1]):.4g} {found[2]}"  # bytes of memory as printed have twelve digits; --json keeps them
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, list):
         kinds = list(dict.fromkeys(map(str, value)))
         return ", ".join(f"{value.count(kind)} x {kind}" if len(value) > 4 else kind for kind in kinds)

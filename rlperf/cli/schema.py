@@ -9,24 +9,25 @@ import typer
 from rlperf.cli.output import print_json
 from rlperf.errors import SpecError, did_you_mean
 
-NAMES = ("job", "plan", "predict", "validate", "cluster", "device", "architecture")
+NAMES = ("job", "sweep", "plan", "predict", "validate", "cluster", "device", "architecture")
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """JSON schema of one interface: what the user writes (job ...) or what rlperf answers (plan, predict, validate)."""
+    """JSON schema of one interface: what the user writes (job, sweep) or rlperf answers (plan, predict, validate)."""
     from pydantic import BaseModel
 
     from rlperf.plan.answer.plan import Plan, PredictReport
     from rlperf.specs.architecture import Architecture
     from rlperf.specs.cluster import Cluster, Device
     from rlperf.specs.job import Job
+    from rlperf.sweep.spec import Sweep
 
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"rlperf {name}"}
     if name == "validate":
         return {**_validation_schema(), **head}
     kinds: dict[str, type[BaseModel]] = {
         "job": Job, "plan": Plan, "predict": PredictReport, "cluster": Cluster, "device": Device,
-        "architecture": Architecture,
+        "architecture": Architecture, "sweep": Sweep,
     }  # fmt: skip
     if name not in kinds:
         raise SpecError(f"there is no schema named {name!r} ({did_you_mean(name, NAMES) or ', '.join(NAMES)})")

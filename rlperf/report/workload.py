@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _P = (50, 90, 95, 99, 99.9)
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
+IF_ANY = ("skipped", "incomplete_groups")
+"""Counts of what was left out, which the screen says where there is any."""
 
 
 def recording_summary(recording: Recording) -> dict[str, Any]:
@@ -178,7 +180,9 @@ def print_summary(screen: Console, summary: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     later: list[tuple[str, list[dict[str, Any]]]] = []
     for key, value in summary.items():
-        if key == "schema_version" or value is None or (isinstance(value, str | list | dict) and not value):
+        if key == "schema_version" or value is None or (key in IF_ANY and not value):
+            continue
+        if isinstance(value, str | list | dict) and not _text(value):
             continue
         if isinstance(value, list) and isinstance(value[0], dict):
             later.append((key, value))

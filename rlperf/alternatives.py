@@ -17,6 +17,7 @@ from rlperf.plan.compare import Side, compare_weighted, job_of_plan, side_of
 from rlperf.plan.judge.decisions import judged_objective
 from rlperf.plan.planner import plan_job
 from rlperf.specs.job import Job
+from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import Document, validate
 from rlperf.sweep.paths import with_values
@@ -184,13 +185,18 @@ def judged_job(job: Job, draws: int, *, plan: bool = True, folder: Path | None =
 
 def judged_plan(plan: Plan, draws: int, *, folder: Path | None = None) -> Judged:
     """The phases of a plan on common draws; what changing between them costs is spread over them."""
-    grouped, worth, found = plan.job.horizon.group is not None, [], []
+    grouped, found = plan.job.horizon.group is not None, []
     for phase in plan.phases:
         context, facts = ask(job_of_plan(plan, phase), folder=folder).pair
-        side = side_of(context, facts, draws, rl_steps=phase.rl_steps if grouped else None)
-        count = phase.rl_steps[1] - phase.rl_steps[0] + 1
-        worth.append(count * judged_objective(context, side.evaluation) / side.evaluation.rl_step_s)
-        found.append(side)
+        found.append(side_of(context, facts, draws, rl_steps=phase.rl_steps if grouped else None))
+    weights = OBJECTIVES[plan.job.objective.minimize].weights(
+        [phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases],
+        [side.evaluation.demand.useful_tokens for side in found],
+    )
+    worth = [
+        weight * judged_objective(side.context, side.evaluation) / side.evaluation.rl_step_s
+        for weight, side in zip(weights, found, strict=True)
+    ]
     seconds = [phase.predicted.rl_step_s for phase in plan.phases]
     whole = sum(each * taken for each, taken in zip(worth, seconds, strict=True))
     sides = tuple((each * plan.objective / whole, side) for each, side in zip(worth, found, strict=True))

@@ -72,3 +72,31 @@ def test_device_seconds_of_tokens_are_said_of_a_million() -> None:
     useful = predicted.trained_tokens * (1.0 - predicted.truncated_fraction)
     assert plan.objective == pytest.approx(taken / useful * 1e6, rel=0.3)  # those that are cut are the longest
     assert "device-s a million tokens" in summary_lines(plan)[0]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_value_per_token_over_a_horizon_is_a_mean_over_its_tokens(number: int) -> None:
+    """It was a sum over rl_steps and tasks: five of them took five times as many device-seconds a million tokens."""
+    tasks = [JOB["tasks"][0], {**JOB["tasks"][0], "name": "code", "workload": "programming", "prompts_per_step": 8}]
+    job = {**JOB, "objective": "token_time", "tasks": tasks[:number]}
+    one = plan_job(Job.model_validate(job))
+    five = plan_job(Job.model_validate({**job, "horizon": {"rl_steps": 5}}))
+    assert five.objective == pytest.approx(one.objective, rel=1e-9)
+    assert five.bound == pytest.approx(one.bound, rel=1e-9)
+    assert five.defaults is None or one.defaults is None or five.defaults.objective == one.defaults.objective
+    if number > 1:  # tasks count by their tokens: between the one's and the other's, nearer to the longer's
+        alone = [plan_job(Job.model_validate({**job, "tasks": [task]})).objective for task in tasks]
+        assert min(alone) < one.objective < max(alone)
+        assert "The objective is the mean over the tokens of the tasks" in " ".join(summary_lines(five))
+
+
+def test_what_an_rl_step_of_each_group_counts() -> None:
+    """Over the horizon: device-seconds of all groups over the useful tokens of all groups, each as often as it runs."""
+    tokens, device_s, counts = [2e6, 5e6, 3e6], [80.0, 150.0, 96.0], [3, 1, 6]
+    weights = OBJECTIVES["token_time"].weights(counts, tokens)
+    values = [1e6 * spent / useful for spent, useful in zip(device_s, tokens, strict=True)]
+    whole = sum(c * d for c, d in zip(counts, device_s, strict=True)) / sum(
+        c * t for c, t in zip(counts, tokens, strict=True)
+    )
+    assert sum(w * v for w, v in zip(weights, values, strict=True)) == pytest.approx(1e6 * whole)
+    assert OBJECTIVES["usd_per_step"].weights(counts, tokens) == counts

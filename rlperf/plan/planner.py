@@ -16,7 +16,7 @@ from rlperf.plan.answer.plan import DefaultsComparison, HandoverCost, Phase, Pla
 from rlperf.plan.answer.run_cost import Stretch, run_totals
 from rlperf.plan.answer.sensitivity import sensitivities, with_values
 from rlperf.plan.judge.decisions import Decision, decide
-from rlperf.plan.judge.handovers import change_s, changes_of, handovers_of, per_second
+from rlperf.plan.judge.handovers import change_s, changes_of, handovers_of, over_horizon, per_second
 from rlperf.plan.judge.shared import shared_by_all
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
@@ -52,7 +52,7 @@ def plan_job(
     Plan; its objective and bound are those of the judged program.
     """
     tell = report or quiet
-    decisions = _with_room(context, shared_by_all(context, facts, decide(context, facts, tell)))
+    decisions = _with_room(context, shared_by_all(context, facts, over_horizon(context, decide(context, facts, tell))))
     tell(0.9, "solving")
     program = program_of(context, decisions, facts)
     solution, static = solve(program), _static(program)
@@ -116,7 +116,7 @@ def _with_room(context: Context, decisions: list[Decision]) -> list[Decision]:
 
 def _value(decisions: Sequence[Decision], chosen: Sequence[int]) -> float:
     """Objective of the chosen columns over all rl_steps, without prices of the beaten path and changes of layout."""
-    return sum(d.count * float(d.value[c]) for d, c in zip(decisions, chosen, strict=True))
+    return sum(d.weight * float(d.value[c]) for d, c in zip(decisions, chosen, strict=True))
 
 
 def _against(
@@ -174,7 +174,7 @@ def program_of(context: Context, decisions: list[Decision], facts: FrameworkFact
         slots.append(
             Slot(
                 name=decision.name,
-                cost=decision.objective * decision.count + anyway,
+                cost=decision.objective * decision.weight + anyway,
                 configuration=np.array(same, dtype=np.int64),
                 previous=decision.previous if chained else None,
                 resumes=decision.previous,
@@ -231,7 +231,7 @@ def _static(program: Program) -> tuple[Program, Solution] | None:
 
 def _paid(decisions: Sequence[Decision], solution: Solution) -> float:
     """What changes of layout cost, in the objective's unit."""
-    slots = sum(d.count * float(d.objective[c]) for d, c in zip(decisions, solution.chosen, strict=True))
+    slots = sum(d.weight * float(d.objective[c]) for d, c in zip(decisions, solution.chosen, strict=True))
     return max(solution.objective - slots, 0.0)
 
 

@@ -8,6 +8,7 @@ switching cost included.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,6 +30,7 @@ from rlperf.plan.search.solve import solve
 from rlperf.plan.search.splits import usage_of
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.step_log import COLUMNS, StepLog
 from rlperf.workload import LengthModel, LengthTable
 from rlperf.workload.fitting import fit_model
@@ -73,7 +75,7 @@ class Replan:
     ----------
     at_step : first rl_step of another layout; where it says stay, the rl_step that was asked about
     gain, low, high : objective of staying over that of the new plan, switching costs included (1: nothing to gain)
-    saved : objective saved over the remaining rl_steps, mean [seconds, USD or device-seconds per 1e6 tokens]
+    saved : of the objective over the remaining rl_steps, mean [seconds, USD or device-seconds per 1e6 tokens]
     stay_s, planned_s : mean rl_step over the remaining ones [s]
     differs : what the new plan's first other layout does otherwise
     """
@@ -262,13 +264,20 @@ def _path(
         return serial.setdefault(c.arrangement, len(serial))
 
     slots = [Slot("now", np.zeros(1), np.array([number(choices[0][0].configuration)]))]
-    for position, group in enumerate(choices):
-        count = group[0].demand.rl_steps[1] - group[0].demand.rl_steps[0] + 1
-        cost = [count * _expected_value(context, task, each, group[0], errors) for each in group]
+    weights = _weights(context, [group[0].demand for group in choices])
+    for position, (group, (weight, each_step)) in enumerate(zip(choices, weights, strict=True)):
+        cost = [weight * _expected_value(context, task, each, group[0], errors) for each in group]
         same = np.array([number(each.configuration) for each in group], dtype=np.int64)
-        switch = float(_value(context, group[0], np.array([context.job.horizon.switch or 0.0]))[0])
+        switch = each_step * float(_value(context, group[0], np.array([context.job.horizon.switch or 0.0]))[0])
         slots.append(Slot(f"{position}", np.array(cost), same, previous=position, switch=switch))
     return solve(Program(tuple(slots))).chosen[1:]
+
+
+def _weights(context: Context, demands: Sequence[Demand]) -> list[tuple[float, float]]:
+    """What every group of rl_steps counts in the objective of all of them, and what one rl_step of it does."""
+    counts = [last - first + 1 for first, last in (each.rl_steps for each in demands)]
+    weights = OBJECTIVES[context.job.objective.minimize].weights(counts, [each.useful_tokens for each in demands])
+    return [(weight, weight / count) for weight, count in zip(weights, counts, strict=True)]
 
 
 def _expected_value(
@@ -350,12 +359,13 @@ def _totals(
     totals, seconds = [np.zeros(DRAWS), np.zeros(DRAWS)], [0.0, 0.0]
     counts = np.array([last - first + 1 for first, last in groups], dtype=np.float64)
     before: Configuration = futures[0][0].configuration
-    for (stay, planned), count in zip(futures, counts, strict=True):
+    weights = _weights(context, [stay.demand for stay, _ in futures])
+    for (stay, planned), count, (weight, each_step) in zip(futures, counts, weights, strict=True):
         for side, each in enumerate((stay, planned)):
             steps = scaled_steps(context, task, each, errors.of(each, stay), rows)
-            totals[side] = totals[side] + count * _value(context, each, steps)
+            totals[side] = totals[side] + weight * _value(context, each, steps)
             seconds[side] += count * float(steps.mean()) / float(counts.sum())
         if not _same(planned.configuration, before):
-            totals[1] = totals[1] + _value(context, stay, np.array([context.job.horizon.switch or 0.0]))
+            totals[1] = totals[1] + each_step * _value(context, stay, np.array([context.job.horizon.switch or 0.0]))
         before = planned.configuration
     return _Total(totals[0], seconds[0]), _Total(totals[1], seconds[1])

@@ -47,7 +47,7 @@ def summary_lines(plan: Plan) -> list[str]:
         between = "tasks or groups" if plan.handovers else "groups"
         lines.append(f"changing layouts between {between} would save {words}: not certain, so one is kept")
     if plan.handovers is not None:
-        lines.append(handover_words(plan.handovers))
+        lines.append(handover_words(plan.handovers, OBJECTIVES[plan.job.objective.minimize].adds_up))
     if plan.defaults is not None:
         lines.append(defaults_words(plan.defaults, unit))
     if plan.run is not None:
@@ -59,20 +59,21 @@ def summary_lines(plan: Plan) -> list[str]:
 
 
 def at_once_words(plan: Plan) -> list[str]:
-    """Tasks that run at once: the slowest one's rl_step, and that the objective is a sum over tasks."""
+    """Tasks that run at once: the slowest one's rl_step, and what the objective is of all of them."""
     tasks = list(dict.fromkeys(phase.tasks for phase in plan.phases))
     if plan.job.sharing != "devices" or len(tasks) < 2:
         return []
     slowest = max(plan.phases, key=lambda phase: phase.predicted.rl_step_s)
     took = f"the slowest rl_step, of {', '.join(slowest.tasks)}, takes {human_seconds(slowest.predicted.rl_step_s)}"
-    return [f"{len(tasks)} tasks run at once on parts of the devices: {took}; the objective adds up the tasks"]
+    adds_up = OBJECTIVES[plan.job.objective.minimize].adds_up
+    return [f"{len(tasks)} tasks run at once on parts of the devices: {took}; the objective {adds_up}"]
 
 
-def handover_words(handovers: HandoverCost) -> str:
+def handover_words(handovers: HandoverCost, adds_up: str) -> str:
     """What tasks that take turns pay between them."""
     each = f"a change of layout between tasks takes {human_seconds(handovers.change_s)}"
     instead = "; in one batch with `sharing: mixed`, at once on parts of the devices with `sharing: devices`. "
-    instead += "The objective adds up the tasks; files for them pass no checkpoint from task to task"
+    instead += f"The objective {adds_up}; files for them pass no checkpoint from task to task"
     if not handovers.changes:
         return f"the tasks take turns on one layout: {each}, and there is none{instead}"
     often = f"{handovers.changes:.3g} per rl_step of all tasks"

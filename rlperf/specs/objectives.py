@@ -6,7 +6,7 @@ program, sweeps and replanning count in it, and reports write its unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -57,7 +57,7 @@ class ObjectiveTraits:
     value : to minimise, of an rl_step ``[candidates]``; proportional to its seconds
     needs_price : it means nothing without a price
     counts_devices : fewer devices may be better, so small clusters are tried, too
-    per_token : rl_steps that train on different batches can be compared
+    per_token : rl_steps that train on different batches can be compared; several are no sum, but a mean over tokens
     """
 
     meaning: str
@@ -66,6 +66,24 @@ class ObjectiveTraits:
     needs_price: bool = False
     counts_devices: bool = True
     per_token: bool = False
+
+    def weights(self, rl_steps: Sequence[int], useful_tokens: Sequence[float]) -> list[float]:
+        """What slots of so many rl_steps count in the value over all of them.
+
+        useful_tokens : of an rl_step of each slot [tokens]
+
+        >>> [OBJECTIVES[name].weights([10, 30], [3e6, 1e6]) for name in ("step_time", "token_time")]
+        [[10.0, 30.0], [0.5, 0.5]]
+        """
+        if not self.per_token:
+            return [float(count) for count in rl_steps]
+        trained = [count * max(tokens, 1.0) for count, tokens in zip(rl_steps, useful_tokens, strict=True)]
+        return [each / sum(trained) for each in trained]
+
+    @property
+    def adds_up(self) -> str:
+        """What it does with several tasks, in words."""
+        return "is the mean over the tokens of the tasks" if self.per_token else "adds up the tasks"
 
 
 OBJECTIVES: dict[str, ObjectiveTraits] = {

@@ -24,6 +24,7 @@ from rlperf.plan.search.splits import usage_of
 from rlperf.sim.remembered import Remembered
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
+from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.reader import Document, problems_of
 from rlperf.sweep.columns import DECIDED, RESULTS, Column
 from rlperf.sweep.lengths import KEPT, LengthCache
@@ -139,7 +140,8 @@ def _planned(context: Context, facts: FrameworkFacts | None) -> Row:
         }
     )  # fmt: skip
     row = _predicted_row(predicted, first.mode, whole.devices)
-    return {**row, "objective_value": plan.objective / context.job.horizon.rl_steps, **_decided(first.pools)}
+    counted = 1 if OBJECTIVES[context.job.objective.minimize].per_token else context.job.horizon.rl_steps
+    return {**row, "objective_value": plan.objective / counted, **_decided(first.pools)}
 
 
 def _predicted_row(predicted: Prediction, mode: str, devices: int) -> Row:

@@ -128,8 +128,8 @@ def against_defaults(
             task = f"{decision.task.task.name}: " if len(context.tasks) > 1 else ""
             return DefaultsComparison(framework=title, why_not=task + found, notes=tuple(notes))
         notes.update(dict.fromkeys(_risks(context, pinned, found)))
-        weight = decision.count * judged_objective(context, plan) / plan.rl_step_s
-        pairs.append(_Pair(weight, plan, found, decision.count * judged_objective(pinned, found), pinned))
+        weight = decision.weight * judged_objective(context, plan) / plan.rl_step_s
+        pairs.append(_Pair(weight, plan, found, decision.weight * judged_objective(pinned, found), pinned))
     ours = sum(pair.weight * pair.plan.rl_step_s for pair in pairs)
     theirs = sum(pair.objective for pair in pairs)
     ratio = _ratio(context, pairs)
@@ -166,7 +166,7 @@ def against_static(
     pairs = []
     for decision, column, static in zip(decisions, chosen, kept, strict=True):
         plan, other = decision.evaluations[column], decision.evaluations[static]
-        ours, theirs = (decision.count * judged_objective(context, each) for each in (plan, other))
+        ours, theirs = (decision.weight * judged_objective(context, each) for each in (plan, other))
         pairs.append(_Pair(ours / plan.rl_step_s, plan, other, theirs, context))
     whole, ratio = sum(pair.weight * pair.plan.rl_step_s for pair in pairs), _ratio(context, pairs)
     low, high = ((whole * each + paid[1]) / (whole + paid[0]) - 1.0 for each in (ratio.low, ratio.high))

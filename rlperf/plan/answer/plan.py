@@ -381,7 +381,7 @@ class Plan(Frozen):
     job: Job
     asked: Asked | None = Field(None, description="the job before its framework said what of it it runs")
     status: Literal["optimal", "feasible"]
-    objective: float = Field(description="value over the horizon (seconds, USD, or device-seconds per 1e6 tokens)")
+    objective: float = Field(description="over the horizon: seconds, USD, or the mean of device-s per 1e6 tokens")
     bound: float = Field(description="no choice of what was judged is below, wherever it lies (objective.bold)")
     mip_gap: float = Field(description="what the solver left of the program, where leaving the beaten path has a price")
     candidates: int = Field(description="columns and pairs of columns that were refused or costed one by one")

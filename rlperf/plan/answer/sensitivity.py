@@ -67,8 +67,8 @@ def with_values(program: Program, decisions: Sequence[Decision], values: Sequenc
     """The program with other values per rl_step for the columns of its slots; what they pay anyway stays."""
     slots = []
     for slot, decision, value in zip(program.slots, decisions, values, strict=True):
-        anyway = slot.cost - decision.objective * decision.count
-        slots.append(replace(slot, cost=value * decision.count + anyway))
+        anyway = slot.cost - decision.objective * decision.weight
+        slots.append(replace(slot, cost=value * decision.weight + anyway))
     return replace(program, slots=tuple(slots))
 
 

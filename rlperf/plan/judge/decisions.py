@@ -62,6 +62,7 @@ class Decision:
     objective : the same with the price of leaving the beaten path, which is what the program minimises ``[columns]``
     first : column that the screen alone would have taken
     previous : index of the slot before it in time, or None
+    weight : what it counts in the objective over the horizon: its rl_steps, or its share of the tokens
     """
 
     name: str
@@ -73,6 +74,7 @@ class Decision:
     objective: FloatArray
     first: int
     previous: int | None
+    weight: float
 
     @property
     def count(self) -> int:
@@ -133,7 +135,6 @@ def decide_groups(
     context: Context, task: TaskContext, facts: FrameworkFacts | None, groups: list[tuple[int, int]]
 ) -> list[Decision]:
     """Slots of one task for stated groups of rl_steps, wherever in the run they stand."""
-
     return _judged_task(context, _screened_task(context, task, facts, groups, quiet, timed=True), facts, 0, quiet)
 
 
@@ -213,6 +214,7 @@ def _judged_task(
                 objective=objective,
                 first=[e.configuration for e in evaluations].index(first.configurations[0]),
                 previous=start + index - 1 if index else None,
+                weight=rl_steps[1] - rl_steps[0] + 1.0,
             )
         )
     return found

@@ -9,7 +9,7 @@ framework.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +18,7 @@ from rlperf.layout import FloatArray
 from rlperf.plan.judge.decisions import Decision
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.formulation import Handover
+from rlperf.specs.objectives import OBJECTIVES
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +78,19 @@ def handovers_of(context: Context, decisions: Sequence[Decision]) -> Handovers:
 
 
 def per_second(decision: Decision) -> float:
-    """Objective of a slot per second of its best candidate."""
+    """Objective over the horizon per second that an rl_step of a slot's best candidate takes longer."""
     best = int(np.argmin(decision.objective))
-    return float(decision.value[best]) / decision.evaluations[best].rl_step_s
+    return float(decision.value[best]) / decision.evaluations[best].rl_step_s * decision.weight / decision.count
+
+
+def over_horizon(context: Context, decisions: Sequence[Decision]) -> list[Decision]:
+    """The decisions with what each counts in the objective: all of its rl_steps, or its share of the useful tokens.
+
+    Tokens are those of a slot's best candidate, so that the program stays linear where batches are open, too.
+    """
+    tokens = [one.evaluations[int(np.argmin(one.objective))].demand.useful_tokens for one in decisions]
+    weights = OBJECTIVES[context.job.objective.minimize].weights([one.count for one in decisions], tokens)
+    return [replace(one, weight=weight) for one, weight in zip(decisions, weights, strict=True)]
 
 
 def changes_of(context: Context, decisions: Sequence[Decision], chosen: Sequence[int]) -> float:

@@ -53,13 +53,13 @@ class _Slot:
 
     Attributes
     ----------
-    weight : rl_steps of the groups
+    weight : what the groups count in the objective over the horizon
     priced : what the judged arrangements take in all of them, the price of leaving the beaten path in it
     """
 
     decision: Decision
     judge: Judge
-    weight: int
+    weight: float
     store: ColumnStore
     priced: dict[tuple[object, ...], float]
 
@@ -85,7 +85,7 @@ class _Slot:
         return self.priced.get(arrangement, min(self.priced.values()))
 
 
-def _priced(decision: Decision, weight: int) -> dict[tuple[object, ...], float]:
+def _priced(decision: Decision, weight: float) -> dict[tuple[object, ...], float]:
     """The best of every arrangement that was judged."""
     best: dict[tuple[object, ...], float] = {}
     for one, objective in zip(decision.evaluations, decision.objective.tolist(), strict=True):
@@ -121,5 +121,5 @@ def _shared(context: Context, facts: FrameworkFacts | None, decisions: Sequence[
 
 
 def _slot(context: Context, decisions: Sequence[Decision]) -> _Slot:
-    first, weight = decisions[0], sum(each.count for each in decisions)
+    first, weight = decisions[0], math.fsum(each.weight for each in decisions)
     return _Slot(first, Judge(context, first.task), weight, ColumnStore(), _priced(first, weight))

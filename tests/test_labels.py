@@ -296,7 +296,7 @@ def test_weights_packed_for_engines_are_told(tmp_path: Path, monkeypatch: pytest
         assert shown.exit_code == 0 and ("are packed by" in shown.output) is said
         task = {"name": "math", "workload": "math", "max_response_tokens": 99, "prompts_per_step": 8, "group_size": 4}
         data = {"name": "j", "architecture": str(file), "cluster": "dgx_h100", "nodes": 1, "tasks": [task]}
-        assert any("are packed by" in text for text in resolve(Job.model_validate(data)).shape_notes) is said
+        assert any("are packed by" in text for text in resolve(Job.model_validate(data)).read_as) is said
 
 
 def test_a_job_says_which_shape_it_used() -> None:

@@ -252,3 +252,19 @@ def test_a_mode_is_added_by_a_row(two_steps_off: ModeTraits, tmp_path: Path) -> 
     with pytest.raises(SpecError, match="verl main has no mode two_steps_off"):
         ask(job("two_steps_off", "verl"))
     assert "two_steps_off" in Job.model_json_schema()["properties"]["modes"]["anyOf"][0].get("enum", [])
+
+
+@pytest.mark.parametrize(
+    ("mode", "framework"),
+    [("colocated", "verl"), ("disaggregated", "nemo_rl"), ("streaming", "verl"), ("one_step_off", "slime"),
+     ("async", "slime")],
+)  # fmt: skip
+def test_weights_in_flight_where_nothing_is_in_flight_are_told(mode: str, framework: str) -> None:
+    """`in_flight_updates: true` of a job whose modes all wait for the weights was passed over without a word."""
+    seconds = {}
+    for flag in (False, True):
+        asked = job(mode, framework, limits={"staleness": 1}, in_flight_updates=flag)
+        seconds[flag] = judge(asked)[1].rl_step_s
+        told = any("in_flight_updates changes nothing" in note for note in ask(asked).context.read_as)
+        assert told is (flag and not MODES[mode].runs_ahead)
+    assert MODES[mode].runs_ahead or seconds[True] == seconds[False]

@@ -84,7 +84,7 @@ def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_js
         write()
         return
     screen.print(f"job [bold]{found.job.name}[/bold] ({asked.label}): {found.job.architecture} on {found.job.cluster}")
-    for note in context.shape_notes:
+    for note in context.read_as:
         screen.print(f"assumed: {note}", markup=False)
     for words in modes_words(load_job(asked.job()), found.job):
         screen.print(f"modes: {words}", markup=False)

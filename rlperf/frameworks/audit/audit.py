@@ -135,7 +135,7 @@ def audit(
         notes.append(f"not predicted: {error.problems[0]}")
         measured = compared(None, log)
         return replace(unpredicted, notes=tuple(notes), unresolved=error.problems, measured=measured)
-    notes += context.shape_notes
+    notes += context.read_as
     predicted, evaluation, cache, failed = _predicted(imported, context)
     unjudged, best = "", None
     if failed is not None:

@@ -238,7 +238,7 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
     """What was filled in, in words."""
     stack = context.trainers[int(evaluation.trainer.backend[0])]
     framework = stack.framework
-    notes = [*context.shape_notes, *evaluation.demand.notes]
+    notes = [*context.read_as, *evaluation.demand.notes]
     result, replicas = evaluation.rollouts[0], evaluation.configuration.pool("rollout").layout.data_parallel
     simulated = len(result.members) + len(result.readers)
     if simulated < replicas:

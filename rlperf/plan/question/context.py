@@ -23,7 +23,7 @@ from rlperf.specs.cluster import Cluster
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task
-from rlperf.specs.modes import Mode
+from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
 from rlperf.specs.reader import Document, is_there, read_document, validate
@@ -132,11 +132,17 @@ class Context:
         return self.engine_profile.model_copy(update=changed) if changed else self.engine_profile
 
     @property
-    def shape_notes(self) -> tuple[str, ...]:
-        """Which shapes stand for architectures asked for under another label, and which release is extrapolated."""
-        shapes = [task.shape_note for task in self.tasks]
-        releases = [each.framework.release_note for each in self.trainers]
-        return tuple(dict.fromkeys(note for note in (*shapes, *releases) if note))
+    def read_as(self) -> tuple[str, ...]:
+        """How the job is read where that may not be what is meant, in words.
+
+        Shapes that stand for architectures under another label, a release that is extrapolated, and weights in flight
+        in modes in which engines wait for them.
+        """
+        notes = [task.shape_note for task in self.tasks] + [each.framework.release_note for each in self.trainers]
+        if self.job.in_flight_updates and not any(MODES[mode].runs_ahead for mode in self.job.modes):
+            waits = "engines generate nothing while weights arrive, in_flight_updates changes nothing"
+            notes.append(f"{', '.join(self.job.modes)}: {waits} (async, one_step_off: they do)")
+        return tuple(dict.fromkeys(filter(None, notes)))
 
     @cached_property
     def site(self) -> Site:

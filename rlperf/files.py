@@ -114,7 +114,7 @@ def export_plan(plan: Plan | Path | str, out: Path | str, *, framework: str | No
     """
     if isinstance(plan, Plan):
         return write_plan(plan, framework, out)
-    return write_file(as_path(plan, "plan"), framework, out)
+    return write_file(as_path(plan, "plan", "plan_job makes one of a job"), framework, out)
 
 
 def calibrate_logs(

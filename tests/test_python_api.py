@@ -33,6 +33,7 @@ from rlperf.sweep import Sweep
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.spec import check_sweep
 from rlperf.techniques import gains
+from rlperf.workload import fit_model, read_recording
 
 
 def few(job: Job) -> Job:
@@ -41,6 +42,7 @@ def few(job: Job) -> Job:
     return Job.model_validate({**job.stated(), "pools": [{"role": "trainer", "layout": layout}]})
 
 
+LENGTHS = pl.DataFrame({"prompt_tokens": [1, 2], "response_tokens": [3, 4]})
 JOB = few(rlperf.short_job("Qwen3-8B", 8, max_response="2k", prompts=16, group=4))
 
 
@@ -428,6 +430,18 @@ WORDS: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8}
         (lambda: rlperf.explain(3), "file: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.export_plan(3, "out"), "plan: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.calibrate_logs("run.log", 3), "job: a path"),  # type: ignore[arg-type]
+        (
+            lambda: rlperf.export_plan(rlperf.short_job("Qwen3-8B", 8), "out"),
+            "(given: a Job) (plan_job makes one of a job)",
+        ),  # type: ignore[arg-type]
+        (lambda: rlperf.read_job(LENGTHS), "job: a path, or an object of rlperf, is due (given: a DataFrame)"),  # type: ignore[arg-type]
+        (lambda: rlperf.load_architecture(3), "architecture: a path, or an object of rlperf, is due (given: 3)"),  # type: ignore[arg-type]
+        (lambda: rlperf.load_cluster({}), "cluster: a path"),  # type: ignore[arg-type]
+        (lambda: fit_model("none.jsonl"), "none.jsonl: no such file"),
+        (lambda: fit_model(LENGTHS), "recording: a path, or an object of rlperf, is due (given: a DataFrame) (write a"),  # type: ignore[arg-type]
+        (lambda: read_recording(LENGTHS), "(given: a DataFrame) (write a table with write_csv"),  # type: ignore[arg-type]
+        (lambda: read_recording([3]), "recording: a path"),  # type: ignore[list-item]
+        (lambda: read_recording(None), "(given: None)"),  # type: ignore[arg-type]
     ],
 )
 def test_a_value_of_another_type_is_an_error_of_ours(call: Callable[[], object], said: str) -> None:

@@ -22,6 +22,7 @@ from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf.config import from_hf, looks_like_hf
 from rlperf.specs.labels import LabelReading, key, last_part, meant_by, read_label
 from rlperf.specs.reader import (
+    as_path,
     below,
     is_file,
     is_folder,
@@ -227,6 +228,7 @@ def load_cluster(
     >>> load_cluster("generic:l40s").device
     'l40s'
     """
+    as_path(name_or_path, "cluster")
     if isinstance(name_or_path, str) and name_or_path.lower().startswith("generic:"):
         cluster = _generic(_found_by_name(name_or_path.split(":", 1)[1].strip(), folder), folder)
     else:
@@ -330,6 +332,7 @@ def load_architecture(
     >>> load_architecture("Qwen/Qwen3-30B-A3B-Instruct-2507").max_positions
     262144
     """
+    as_path(name_or_path, "architecture")
     if not _is_here(name_or_path, folder):
         path, reading = _find_architecture(str(name_or_path), folder)
         return _changed(path, stamp(path), tuple(reading.changes.items()))

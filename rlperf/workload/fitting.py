@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rlperf.workload.laws import Law, kolmogorov_smirnov
 from rlperf.workload.lengths import Float, Int, LengthTable, Mask
 from rlperf.workload.model import LengthModel, LengthProvenance
 from rlperf.workload.multiturn import anova_icc, fit_multi_turn
+from rlperf.workload.readers import read_recording
 from rlperf.workload.records import Recording
 from rlperf.workload.select import MUCH_CENSORED, PROMPTS, Choice, choose_law
 from rlperf.workload.stages import Filtering, RewardLaw
@@ -23,7 +25,7 @@ _MOST_RESPONSES = 40_000
 
 
 def fit_model(
-    recorded: LengthTable | Recording,
+    recorded: LengthTable | Recording | Path | str,
     *,
     task: str = "",
     families: Sequence[tuple[str, ...]] | None = None,
@@ -31,9 +33,12 @@ def fit_model(
 ) -> LengthModel:
     """The length model of a recording: the uncensored law first, then prompts, dependence and drift.
 
+    recorded  the recording, its table, or the path of one
     families  mixtures to try for the response, such as [("gamma",), ("gamma", "gamma")]; None: all that suit
     like      fit the parameters of the same laws as this model's
     """
+    if not isinstance(recorded, Recording | LengthTable):
+        recorded = read_recording(recorded)
     recording = recorded if isinstance(recorded, Recording) else Recording(recorded)
     table = recording.lengths
     if not table.n:
@@ -157,8 +162,6 @@ def reference_law() -> Law | None:
 
 
 def _source(recording: Recording) -> str:
-    from pathlib import Path
-
     names = [Path(f).name for f in recording.files]
     if not names:
         return recording.lengths.source or "a length table"

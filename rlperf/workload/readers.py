@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
 from rlperf.errors import Problem, SpecError
-from rlperf.specs.reader import MOST_BYTES, parse_json, reading
+from rlperf.specs.reader import MOST_BYTES, as_path, parse_json, reading
 from rlperf.units import MOST
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.formats import DamagedError, LengthColumns, incomplete_groups, multi_turn, packed_lengths
@@ -26,6 +26,7 @@ from rlperf.workload.tables import NEEDED, PLAIN
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all, 0 where unknown)
 Path_ = Path | str
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".log", ".csv", ".tsv", ".parquet")
+TO_FILE = "write a table with write_csv or to_csv, and name the file"
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 _STEP = re.compile(r"step_(\d+)\.jsonl$")
 _TOOL_LINE = re.compile(r"Step\s*(\d+), Request ID: ([^,]+), Tool: ([^,]+), Latency: ([0-9.eE+-]+) seconds")
@@ -91,11 +92,13 @@ def read_recording(
     max_response_tokens  cap of the recording [tokens], where the files do not state it; None: stated by the records, or
                          inferred from the pile of responses of one length (`infer_cap`)
     """
-    listed = [paths] if isinstance(paths, Path | str) else list(paths)
+    several = isinstance(paths, Iterable) and not isinstance(paths, Path | str) and not hasattr(paths, "columns")
+    each: Iterable[object] = cast(Iterable[object], paths) if several else [paths]
+    listed = [as_path(path, "recording", TO_FILE) for path in each]
     if not listed:
         raise SpecError("no files to read: name at least one PolyTrace file, folder or archive")
     sink = _Sink(progress=progress)
-    found = [file for path in listed for file in _expand(Path(path), sink)]
+    found = [file for path in listed for file in _expand(path, sink)]
     sink.total = sum(f.stat().st_size for f in found)
     for file in found:
         _read_file(file, sink)

@@ -26,7 +26,7 @@ from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
-from rlperf.specs.reader import Document, is_there, read_document, validate
+from rlperf.specs.reader import Document, as_path, is_there, read_document, validate
 from rlperf.specs.rl_calibration import FrameworkCalibration, framework_trainers, load_framework_calibration
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
@@ -208,7 +208,7 @@ class Context:
 
 def read_job(path: Path | str) -> Job:
     """A job from its YAML file; every problem with its line."""
-    return validate(read_document(path), Job)
+    return validate(read_document(as_path(path, "job")), Job)
 
 
 def anchored(job: Job, folder: Path) -> Job:

@@ -646,3 +646,40 @@ def test_two_launches_are_no_one_configuration(tmp_path: Path) -> None:
         (tmp_path / program).write_text(f"from trl import GRPOConfig\nGRPOConfig(max_completion_length={tokens})\n")
     with pytest.raises(SpecError, match=r"second.py: is a second program, after .*first.py"):
         import_config([tmp_path / "first.py", tmp_path / "second.py"], "trl")
+
+
+COLOCATED = (
+    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /root/Qwen3-4B "
+    "--rollout-batch-size 32 --n-samples-per-prompt 8 --rollout-max-response-len 4096 --global-batch-size {} "
+    "--tensor-model-parallel-size 2 --sequence-parallel --use-dynamic-batch-size --max-tokens-per-gpu 9216 "
+    "--rollout-num-gpus-per-engine 2\n"
+)
+
+
+def test_what_fills_no_update_of_slime_is_rolled_out_and_not_trained_on(tmp_path: Path) -> None:
+    """A batch that did not divide was not predicted: slime trains two updates of 96 samples and drops 64 of 256."""
+    script, job_file = tmp_path / "run.sh", tmp_path / "job.yaml"
+    script.write_text(COLOCATED.format(96))
+    imported = import_config([script])
+    assert (imported.run.batch.prompts, imported.run.batch.trained, imported.run.updates) == (32, 24, 2)
+    job = job_of(imported)
+    (batch,) = resolve(job).tasks[0].batches
+    assert (batch.prompts, batch.mini_batch, batch.generated) == (24, 12, 32)
+    (evaluation, _), whole = evaluate_job(resolve(job)), COLOCATED.format(128)
+    script.write_text(whole)
+    divides, _ = evaluate_job(resolve(job_of(import_config([script]))))
+    assert evaluation.seconds.rollout_s == pytest.approx(divides.seconds.rollout_s, rel=1e-9)  # all 32 groups are waited for
+    assert evaluation.demand.trained_tokens == pytest.approx(0.75 * divides.demand.trained_tokens, rel=0.15)
+    job_file.write_text(job_text(job))
+    job_file.with_suffix(".keys.yaml").write_text(keys_text(imported))
+    write_file(job_file, "slime", tmp_path / "out")
+    written = (tmp_path / "out" / "config.sh").read_text()
+    assert "--rollout-batch-size 32" in written and "--global-batch-size 96" in written
+
+
+def test_updates_of_slime_that_are_no_whole_groups_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(COLOCATED.format(100))
+    found = audit(import_config([script]), plan=False)
+    assert "an update of 100 samples is no whole groups of 8" in " ".join(found.notes)
+    assert "what is left over is rolled out, and dropped" in " ".join(each.message for each in found.findings)

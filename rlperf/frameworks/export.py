@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rlperf.errors import ExportError, SpecError
 from rlperf.frameworks.adapter import Adapter, Emission, Limitation, Source, framework_facts, keyless_values, read_run
-from rlperf.frameworks.carried import Carried, carried_keys
+from rlperf.frameworks.carried import Carried, as_imported, carried_keys
 from rlperf.frameworks.expressible import check_algorithm
 from rlperf.frameworks.fields import Setting, Target
-from rlperf.frameworks.hub import architecture_at, hub_name
+from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.phases import checkpoints, in_order
 from rlperf.frameworks.readback import own_maxima, read_back, unstated
@@ -34,9 +34,6 @@ from rlperf.specs.reader import validate
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import is_export, write_folder
 from rlperf.units import human_seconds
-
-_BEYOND_A_JOB = (ref("run.recipe"), ref("run.model_script"))
-"""What an imported configuration says that its job does not; it stays as it was."""
 
 _USUAL = (None, "bf16", "fp16", False, "adam", "none")
 _MUST_BE_SAID = {
@@ -169,11 +166,7 @@ def export_run(
     """The files of one run, checked; ``lost``: what none says. Of one ``carried`` only changes are written anew."""
     before = _as_imported(carried, adapter, version)
     if before is not None and carried is not None:
-        run = run.having({at: before.value(at) for at in _BEYOND_A_JOB if run.value(at) is None})
-        if architecture_at(run.architecture) in (carried.architecture, architecture_at(before.architecture)):
-            run = replace(run, architecture=before.architecture)
-        else:
-            run = replace(run, model_script=None)
+        run = as_imported(run, before, carried)
     run, renamed = _in_its_keys(run, adapter, folder)
     check_algorithm(run, framework_facts(adapter.name, version))
     adapted, limitations = adapter.adapt(run, version)

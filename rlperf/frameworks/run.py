@@ -44,6 +44,8 @@ class BatchFacts:
     """Prompts rolled out per rl_step where groups without a signal are dropped (DAPO)."""
     generation_batch: int | None = None
     """Prompts of one generation batch, where whole ones follow until enough groups are left."""
+    left_over: int = 0
+    """Prompts whose responses are rolled out and then dropped, as they fill no optimizer update."""
     turns: int = 1
     """Most turns of a trajectory: above 1 tools answer in between."""
     context_tokens: int | None = None
@@ -57,6 +59,11 @@ class BatchFacts:
     def prompts(self) -> int:
         """Prompts of one rl_step; 1 where nothing is stated."""
         return self.prompts_per_step or 1
+
+    @property
+    def trained(self) -> int:
+        """Prompts of one rl_step that are trained on."""
+        return self.prompts - self.left_over
 
     @property
     def flight(self) -> int:

@@ -265,15 +265,19 @@ def to_job(
 ) -> Job:  # fmt: skip
     """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
     batch = run.batch
+    if (stated := batch.stated_samples or 0) % batch.group_size and batch.trained % batch.mini:
+        each = f"an update of {stated} samples is no whole groups of {batch.group_size}"
+        raise ValueError(f"{each}, as predictions count them: state a multiple")
     task = Task(
         name=task_name(workload),
         workload=workload,
-        prompts_per_step=(batch.prompts,),
+        prompts_per_step=(batch.trained,),
         group_size=(batch.group_size,),
-        mini_batch=(min(batch.mini, batch.prompts),),
+        mini_batch=(min(batch.mini, batch.trained),),
         max_prompt_tokens=batch.max_prompt_tokens or 2048,
         max_response_tokens=(batch.max_response_tokens or 8192,),
-        generated_prompts=batch.generated_prompts if run.algorithm == "dapo" else None,
+        generated_prompts=(batch.generated_prompts if run.algorithm == "dapo" else None)
+        or (batch.prompts if batch.left_over else None),
         generation_batch=batch.generation_batch if run.algorithm == "dapo" else None,
         over_provision=(batch.over_provision,),
     ).model_copy(update={"reward_s": reward_s})

@@ -11,7 +11,7 @@ from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.drafting import read_sglang, sglang_running
 from rlperf.frameworks.engine_arguments import sglang_experts, sglang_prefill
 from rlperf.frameworks.keytable import Flat, Value
-from rlperf.frameworks.run import Run
+from rlperf.frameworks.run import BatchFacts, Run
 from rlperf.specs.labels import key, last_part
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.profiles import architecture_reading, load_architecture
@@ -108,9 +108,20 @@ def read_settings(run: Run, flat: Flat) -> Run:
     more = isinstance(sampled, int) and sampled > batch.prompts
     batch = replace(batch, max_prompt_tokens=batch.max_prompt_tokens or prompt, mini_batch=mini)
     batch = replace(batch, generated_prompts=sampled if more else None, over_provision=_in_flight(flat, batch.prompts))
+    batch = replace(batch, left_over=0 if flat.get("allow-partial-train-step") else _left_over(batch))
     if flat.get("custom-generate-function-path"):  # what its examples of search, ReTool and agents have
         batch = replace(batch, turns=2)
     return replace(run, batch=batch, trainer=trainer, rollout=rollout)
+
+
+def _left_over(batch: BatchFacts) -> int:
+    """Prompts behind the last whole update, which slime drops before it scores (utils/dp_schedule.py:135).
+
+    0 where updates are no whole groups, which no prediction counts.
+    """
+    stated = batch.stated_samples or batch.mini * batch.group_size
+    whole = stated % batch.group_size == 0 and stated <= batch.prompts * batch.group_size
+    return batch.prompts % batch.mini if whole else 0
 
 
 _KEEPS_SCORING = ("get-mismatch-metrics", "keep-old-actor", "use-routing-replay")

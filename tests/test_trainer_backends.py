@@ -172,6 +172,19 @@ def test_a_measured_backend_goes_before_an_unmeasured_one_in_certainty() -> None
     assert spread[0] > spread[1]
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3-8B", "Qwen3-30B-A3B"])
+def test_deepspeed_runs_the_modules_of_fsdp2_and_no_faster(architecture: str) -> None:
+    """A layer of transformers takes as long whatever shards it; DeepSpeed adds traffic that it does not hide."""
+    seconds = {}
+    for backend in ("deepspeed", "fsdp2"):
+        pools = [{"role": "trainer", "layout": {"zero_stage": 3, "activation_recompute": "full", "microbatch": 2}}]
+        job = {**JOB, "architecture": architecture, "framework": "trl", "trainer_backends": backend, "pools": pools}
+        cost = evaluate_job(ask(Job.model_validate(job)).context)[0].training
+        seconds[backend] = [float(np.mean(part)) for part in (cost.forward_s, cost.backward_s, cost.recompute_s)]
+    for sharded, own in zip(seconds["deepspeed"], seconds["fsdp2"], strict=True):
+        assert sharded == pytest.approx(own, rel=0.06)  # optimizer, contention and reduction are their own
+
+
 def test_of_several_backends_the_best_is_planned() -> None:
     """Fronts keep the columns of a third backend apart: all together answer what the best of them answers alone."""
     small = {**JOB, "architecture": "Qwen3-0.6B", "framework": "trl", "objective": {"bold": True}}

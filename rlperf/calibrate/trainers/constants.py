@@ -42,7 +42,7 @@ class Shared:
 
 MEGATRON = ("megatron", "megatron_bridge", "megatron_bridge_narrow", "nemo")
 EAGER = ("fsdp2", "automodel", "torchtitan")
-SHARDED = ("megatron_bridge", *EAGER, "fsdp_llm_foundry", "deepspeed", "deepspeed_legacy")
+SHARDED = ("megatron_bridge", *EAGER, "fsdp_llm_foundry", "deepspeed_legacy")
 
 OF_DEVICE = (
     Shared("sustained", 0.75, 0.2, 0.3, 1.1),

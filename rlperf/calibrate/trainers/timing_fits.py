@@ -36,7 +36,7 @@ from rlperf.specs.trainer_calibration import Doubt, Generation, TrainerCalibrati
 
 BACKENDS = (
     "megatron", "megatron_legacy", "megatron_deepspeed", "megatron_bridge", "megatron_bridge_narrow", "nemo",
-    "fsdp2", "torchtitan", "automodel", "fsdp_llm_foundry", "deepspeed", "deepspeed_legacy",
+    "fsdp2", "torchtitan", "automodel", "fsdp_llm_foundry", "deepspeed_legacy",
 )  # fmt: skip
 """Backends with constants of their own; others have a relative's."""
 
@@ -52,7 +52,6 @@ LENT: Mapping[str, Mapping[str, str]] = {
         "generations.Hopper.flash2": "megatron",
         "generations.Blackwell.flash2": "megatron",
     },
-    "deepspeed": {"timing.lora_bytes": "fsdp2"},
     "fsdp2": {"generations.Hopper.sustained_fp8": "fsdp2", "generations.Hopper.rowwise": "fsdp2"},
 }
 """Constants that no row of a backend's own fit tells, and of whom in the pool's fit they are."""

@@ -89,6 +89,8 @@ def test_the_rank_of_adapters_is_where_the_trainer_reads_it(
            "nemo_rl": "policy.megatron_cfg.peft.dim" if backend == "megatron" else "policy.dtensor_cfg.lora_cfg.dim",
            "areal": "actor.lora_rank", "openrlhf": "ds.lora.rank", "trl": "lora_r"}[framework]  # fmt: skip
     assert written[key] == 32
+    if framework == "trl":  # PEFT's own list of a family leaves most matrices out
+        assert written["lora_target_modules"] == ["all-linear"]
     assert not [lost for lost in phase.emission.limitations if "lora" in lost.asked]
     imported = _imported(phase, framework, tmp_path)
     assert imported.run.trainer.lora_rank == 32

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from rlperf.cost.layers import stack_of
 from rlperf.cost.streams import stream_parameters
+from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 
 
@@ -66,3 +69,9 @@ def active_parameters(arch: Architecture) -> int:
 def pair_flop(arch: Architecture) -> float:
     """FLOP of attention per (query, visible key) pair, all layers together."""
     return sum(half.count * half.layer.pair_flop for half in stack_of(arch).halves)
+
+
+def attention_flop(arch: Architecture, tokens: FloatArray) -> FloatArray:
+    """FLOP of attention in the forward of sequences of ``tokens``, all layers together ``[like tokens]``."""
+    seen = np.asarray(tokens, dtype=float)
+    return sum((half.count * half.layer.attention_flop(seen) for half in stack_of(arch).halves), np.zeros_like(seen))

@@ -243,7 +243,11 @@ def _mode(run: Run) -> list[Setting]:
     settings.append(Setting("max_prompt_length", run.batch.max_prompt_tokens))
     settings.append(Setting("vllm_mode", "colocate" if run.traits.shares_devices else "server"))
     if run.trainer.lora_rank:
-        settings.append(Setting("use_peft", True))
+        # model_config.py makes a word of a list of one; PEFT's own list has but q and v of Qwen
+        settings += [
+            Setting("use_peft", True),
+            Setting("lora_target_modules", ["all-linear"], "every matrix, as planned; else PEFT's list"),
+        ]
     return settings
 
 

@@ -219,6 +219,10 @@ class Layer:
         """FLOP per (query, visible key) pair of all heads: 2 x (query + value width) in softmax attention."""
         return 0.0
 
+    def attention_flop(self, tokens: FloatArray) -> FloatArray:
+        """FLOP of a forward that follow from pairs of tokens: every sequence of ``tokens`` behind its own start."""
+        return np.zeros_like(tokens)
+
     # -- an engine ----------------------------------------------------------------------------------------------
 
     def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:

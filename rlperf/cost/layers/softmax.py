@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from rlperf.cost.attention import Heads, packed_attention_s
+from rlperf.cost.attention import Heads, packed_attention_s, visible_pairs
 from rlperf.cost.layers.layer import ContextValues, Layer
 from rlperf.cost.replica import Operator, Replica, memory_operator
 from rlperf.cost.roofline import sheet_flop_per_s, stream_s
@@ -54,6 +54,9 @@ class Softmax(Layer, ABC):
     @property
     def pair_flop(self) -> float:
         return 2.0 * (self.query_width + self.value_width)
+
+    def attention_flop(self, tokens: FloatArray) -> FloatArray:
+        return self.pair_flop * visible_pairs(tokens, tokens, window=self.window)
 
     def divides(self, heads: IntArray, tensor: IntArray) -> BoolArray:
         """Query heads are cut; keys and values too, or copied evenly where there are fewer heads than devices."""

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import numpy as np
 
 from rlperf.cost.inference import decode_breakdown
-from rlperf.cost.parameters import active_parameters, pair_flop
+from rlperf.cost.parameters import active_parameters, attention_flop, pair_flop
 from rlperf.cost.replica import Replica
 from rlperf.cost.roofline import sheet_flop_per_s
 from rlperf.cost.trainer.update import TrainingCost
@@ -86,14 +86,20 @@ def _prefill_flop(task: TaskContext, segments: Segments) -> float:
 
 
 def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[OperatorShare, ...]:
-    """Parts of the optimizer updates of an rl_step, mean over the replicates; ideal: 6 N FLOP per token at the data
-    sheet's peak."""
-    cost, demand = evaluation.training, evaluation.demand
-    count = len(demand.tables)
-    trained = sum(float(demand.lengths(index).sum()) for index in range(count)) / count
-    tokens = context.site.epochs * trained / evaluation.configuration.pool("trainer").devices
-    ideal = 2.0 * active_parameters(task.architecture) * tokens / sheet_flop_per_s(context.hardware, "bf16")
-    light = {"forward_s": ideal, "backward_s": 2.0 * ideal}
+    """Parts of the optimizer updates of an rl_step, mean over the replicates.
+
+    Ideal at the data sheet's peak: 2 N FLOP per token and what attention's pairs take forwards, both twice backwards;
+    of weights that adapters leave frozen no gradient is made, and products go backwards once.
+    """
+    cost, demand, pool = evaluation.training, evaluation.demand, evaluation.configuration.pool("trainer")
+    count, arch, hw = len(demand.tables), task.architecture, context.hardware
+    lengths = np.concatenate([np.ravel(demand.lengths(index)) for index in range(count)])
+    each = context.site.epochs / (count * pool.devices)
+    products = 2.0 * active_parameters(arch) * each * float(lengths.sum())
+    products /= sheet_flop_per_s(hw, pool.settings.compute_dtype or "bf16")
+    pairs = each * float(attention_flop(arch, lengths).sum()) / sheet_flop_per_s(hw, "bf16")
+    again = 1.0 if pool.settings.lora_rank else 2.0
+    light = {"forward_s": products + pairs, "backward_s": again * products + 2.0 * pairs}
     rows = [
         (words, _mean_step(cost, name, context.site.updates(demand.batch)), bound, light.get(name, 0.0))
         for name, words, bound in TRAINING_PARTS

@@ -172,7 +172,7 @@ def changed_job(job: Job, fields: Mapping[str, Any], name: str) -> Job:
 def planned(job: Job, *, folder: Path | None = None, report: Tell | None = None) -> Plan:
     """A job's plan, not held against what its framework runs by default."""
     asked = ask(job, folder=folder, to_plan=True)
-    return plan_job(asked.context, facts=asked.facts, report=report, free_schedule=False)
+    return plan_job(asked.context, facts=asked.facts, report=report, remarks=False)
 
 
 def judged_job(job: Job, draws: int, *, plan: bool = True, folder: Path | None = None) -> Judged:

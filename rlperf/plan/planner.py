@@ -31,7 +31,7 @@ NEVER_S = 1e7
 
 def plan_job(
     context: Context, *, facts: FrameworkFacts | None = None, report: Tell | None = None,
-    defaults: DefaultsOf | None = None, free_schedule: bool = True,
+    defaults: DefaultsOf | None = None, remarks: bool = True,
 ) -> Plan:  # fmt: skip
     """The best plan for a resolved job.
 
@@ -40,7 +40,7 @@ def plan_job(
     facts : the framework's validity rules; candidates that break one are not planned
     report : called with the share done and a text
     defaults : what the framework runs by default, to compare with
-    free_schedule : search for what a pipeline with a free schedule would gain: a line of the plan, no part of it
+    remarks : look for what would help beside the plan: a free schedule of the pipeline, a batch that divides
 
     Raises
     ------
@@ -64,7 +64,7 @@ def plan_job(
         if static[1].chosen != solution.chosen and interval[0] <= 0.0:
             unsure = _unsure(decisions, solution, static[1], interval)
             program, solution, interval = *static, (0.0, 0.0)
-    phases, switching = _phases(context, program, decisions, solution, free_schedule), _paid(decisions, solution)
+    phases, switching = _phases(context, program, decisions, solution, remarks, facts), _paid(decisions, solution)
     handovers = _handover_cost(context, decisions, solution)
     objective = _value(decisions, solution.chosen) + switching
     return Plan(
@@ -129,8 +129,9 @@ def _against(
 
 
 def _phases(
-    context: Context, program: Program, decisions: list[Decision], solution: Solution, free_schedule: bool
-) -> list[Phase]:
+    context: Context, program: Program, decisions: list[Decision], solution: Solution, remarks: bool,
+    facts: FrameworkFacts | None,
+) -> list[Phase]:  # fmt: skip
     """The chosen column of every slot in words; slots that were judged together are put into words once."""
     made: dict[tuple[str, tuple[bytes, ...], Configuration, int], Phase] = {}
     found = []
@@ -139,7 +140,7 @@ def _phases(
         chosen = decision.evaluations[column]
         key = (decision.task.task.name, chosen.demand.keys, chosen.configuration, room)
         if key not in made:
-            made[key] = phase_of(context, decision, column, room, free_schedule=free_schedule)
+            made[key] = phase_of(context, decision, column, room, remarks=remarks, facts=facts)
         found.append(made[key].model_copy(update={"rl_steps": decision.rl_steps, "sensitivity": move}))
     return found
 

@@ -402,7 +402,7 @@ class _Tried:
         own = apart if self._two else None
         cluster, devices = self.job.cluster, context.cluster.devices
         try:
-            plan = plan_job(context, facts=facts, free_schedule=False)
+            plan = plan_job(context, facts=facts, remarks=False)
         except InfeasibleError as error:
             why = error.nearest_miss or error.message
             return SizeRow(cluster, nodes, devices, None, None, None, False, why, rollout_nodes=own), None

@@ -127,7 +127,7 @@ def _judged(context: Context, task: TaskContext, judge: Judge, best: Best, numbe
 
 def _planned(context: Context, facts: FrameworkFacts | None) -> Row:
     """The planner's row: an rl_step of all tasks, mean over all phases; mode and layouts are those of the first."""
-    plan = plan_job(context, facts=facts, free_schedule=False)
+    plan = plan_job(context, facts=facts, remarks=False)
     whole, first = WholeStep.of(plan), plan.phases[0]
     cut = float(np.average([phase.predicted.truncated_fraction for phase in plan.phases],
                            weights=[phase.rl_steps[1] - phase.rl_steps[0] + 1 for phase in plan.phases]))  # fmt: skip

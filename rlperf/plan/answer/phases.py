@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlperf.errors import SpecError
+from rlperf.plan.answer.divisible import divisible_batch
 from rlperf.plan.answer.explain import binding, differences
 from rlperf.plan.answer.plan import (
     GroupTime,
@@ -30,14 +31,18 @@ from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.splits import usage_of
 from rlperf.sim.rl_step.demand import Demand
+from rlperf.specs.framework import FrameworkFacts
 
 NAMED_TIES = 4
 BEST = 10
 """Choices that a plan lists: itself, the runner-up, and those after it."""
 
 
-def phase_of(context: Context, decision: Decision, column: int, room: int, *, free_schedule: bool = True) -> Phase:
-    """The plan's words for the chosen column of a slot; ``free_schedule`` as in `rlperf.plan.planner.plan_job`.
+def phase_of(
+    context: Context, decision: Decision, column: int, room: int, *, remarks: bool = True,
+    facts: FrameworkFacts | None = None,
+) -> Phase:  # fmt: skip
+    """The plan's words for the chosen column of a slot; ``remarks`` and ``facts`` as in `rlperf.plan.planner.plan_job`.
 
     ``room``: devices that others leave it; what takes more is no other choice.
     """
@@ -48,9 +53,10 @@ def phase_of(context: Context, decision: Decision, column: int, room: int, *, fr
     apart = contenders(decision.evaluations).apart(column).tolist()
     rivals = [_runner_up(decision, column, index, apart=apart[index]) for index in _listed(decision, order)]
     tied = [decision.evaluations[index] for index in order if not apart[index]]
-    pipeline = ""
-    if free_schedule:
+    helps: tuple[str, ...] = ()
+    if remarks:
         pipeline = adaptive_note(context, decision.task.architecture, configuration, chosen.microbatches, chosen.demand)
+        helps = (*divisible_batch(context, decision.task, chosen, facts), *([pipeline] if pipeline else []))
     return Phase(
         tasks=decision.task.names,
         rl_steps=decision.rl_steps,
@@ -68,7 +74,7 @@ def phase_of(context: Context, decision: Decision, column: int, room: int, *, fr
         simplest=_simplest(chosen, tied),
         pareto=tuple(front(context, decision, column, fits)),
         off_path=any(configuration.departures) and not context.job.objective.bold,
-        binds=(*binding(context, decision.task, chosen), *([pipeline] if pipeline else [])),
+        binds=(*binding(context, decision.task, chosen), *helps),
     )
 
 

@@ -1,0 +1,66 @@
+"""A batch near the job's that divides over all devices, where the job's own does not, and what it would gain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.search.screen import screen
+from rlperf.sim.rl_step.demand import Batch
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.modes import MODES
+from rlperf.units import human_seconds
+
+FAR = 0.2
+"""No batch is named that differs by more than this share of the job's."""
+WORTH = 0.03
+"""Seconds a prompt that it saves at least: other prompts are drawn, and a draw may be a percent or two off."""
+
+
+def divisible_batch(
+    context: Context, task: TaskContext, evaluation: Evaluation, facts: FrameworkFacts | None
+) -> tuple[str, ...]:
+    """What the nearest batches would gain whose samples all devices share evenly; nothing where the job's do.
+
+    A plain data-parallel trainer wants as many samples of an update on every device. Where they are not, as with 1,024
+    on three nodes or five, devices stay idle, or the plan takes degrees that nobody would want otherwise.
+    """
+    configuration, batch = evaluation.configuration, evaluation.configuration.batch
+    devices, alone = context.cluster.devices, len(context.tasks) == 1 and len(task.batches) == 1 and not task.parts
+    plain = batch.generated == batch.prompts and batch.samples is None and batch.lora_jobs == 1
+    if not (alone and plain and MODES[configuration.mode].shares_devices) or context.own_rollout:
+        return ()
+    found = []
+    for other in _near(batch, devices):
+        opened = replace(task, batches=(other,))
+        demand = task.source.demand(other, evaluation.demand.rl_steps, context.job.seed)
+        screened = screen(context, opened, (demand,), facts, keep=1)
+        if screened.configurations:
+            found.append(Judge(context, opened).evaluate(demand, screened.configurations[0]))
+    if not found:
+        return ()
+    best = min(found, key=lambda each: each.rl_step_s / each.configuration.batch.prompts)
+    prompts, mini = best.configuration.batch.prompts, best.configuration.batch.mini_batch
+    saved = 1.0 - best.rl_step_s / prompts / (evaluation.rl_step_s / batch.prompts)
+    if saved < WORTH:
+        return ()
+    written = f"prompts_per_step {prompts}" + (f" and mini_batch {mini}" if mini != prompts else "")
+    uneven = f"{batch.mini_batch * batch.group_size:,} samples an update do not divide over {devices} devices"
+    takes = f"an rl_step takes {human_seconds(best.rl_step_s)}, {100 * saved:.0f} % less a prompt"
+    return (f"batch: {uneven}; with {written} {takes}",)
+
+
+def _near(batch: Batch, devices: int) -> list[Batch]:
+    """The next smaller and larger batch with as many updates whose samples divide over ``devices``."""
+    unit = devices // gcd(devices, batch.group_size)
+    below = batch.mini_batch // unit * unit
+    if below == batch.mini_batch:
+        return []
+    sizes = [mini for mini in (below, below + unit) if mini > 0 and abs(mini / batch.mini_batch - 1.0) <= FAR]
+    prompts = [mini * (batch.prompts // batch.mini_batch) for mini in sizes]
+    return [
+        replace(batch, prompts=all_of, mini_batch=mini, generated=all_of)
+        for mini, all_of in zip(sizes, prompts, strict=True)
+    ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlperf.frameworks.scripts.flow import commands, commands_run
+from rlperf.frameworks.sources import read_source
 
 PATH = "P=/data/models/Qwen3-8B.json"
 
@@ -56,3 +59,23 @@ def test_prose_in_a_document_does_not_swallow_the_launch_behind_it() -> None:
     assert [each.text for each in found] == ["python3", "train.py", "--tp", "4"] and found[0].line == 4
     job = 'cat > job.sh <<EOF\nsrun python3 train.py --name "a" --tp 4\nEOF\nsbatch job.sh\n'
     assert [each.text for each in commands(job)[1][-2:]] == ["--tp", "4"]  # the launch may stand in one
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "--dynamic-sampling-filter-path slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std",
+        "--custom-rm-path /root/rewards/reward.py",
+        "custom_reward_function.path=recipe/r1/reward_score.py",
+    ],
+)
+def test_a_reward_that_a_setting_names_is_no_program_of_its_own(setting: str, tmp_path: Path) -> None:
+    """With one, ``ray start --head`` was taken for the launch: what trains a reward model rolls nothing out."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "ray start --head --num-gpus 8 --dashboard-host=0.0.0.0\n"
+        f"ray job submit --address=http://127.0.0.1:8265 -- python3 train.py --rollout-batch-size 32 {setting}\n"
+    )
+    found = read_source([script])
+    assert found.entry == "train.py" and found.keys["rollout-batch-size"] == 32
+    assert "num-gpus" not in found.keys

@@ -218,7 +218,7 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
         if _serves(words):  # beside the trainer that it answers, which other commands launch
             gathered.launcher |= _served(words)
         settings = sum(word.text.startswith("--") or bool(_OVERRIDE.match(word.text)) for word in words)
-        launches = not _serves(words) and any(_is_entry(word.text) for word in words)
+        launches = not _serves(words) and bool(_entries(words))
         told = (settings + 100 * launches) * (1 if _is_other(words) else 1000)  # warm-ups beside it are left alone
         if told > score:
             best, score = words, told
@@ -271,7 +271,16 @@ def _module_at(words: Sequence[Word]) -> int | None:
 def _is_other(words: Sequence[Word]) -> bool:
     """Whether a command runs a program that does not train on what it rolls out."""
     named = [after.text for first, after in pairwise(words) if first.text in ("trl", "-m", "--loss-type")]
-    return any(map(is_other_program, [*named, *(word.text for word in words if _is_entry(word.text))]))
+    return any(map(is_other_program, [*named, *(words[index].text for index in _entries(words)[:1])]))
+
+
+def _entries(words: Sequence[Word]) -> list[int]:
+    """Positions of programs; a filter or a reward that a setting names (``slime.rollout.filter_hub...``) is none."""
+    return [
+        index
+        for index, word in enumerate(words)
+        if _is_entry(word.text) and not _is_value(words, index) and not _OVERRIDE.match(word.text)
+    ]
 
 
 def _is_entry(text: str) -> bool:
@@ -317,7 +326,7 @@ def _is_value(words: Sequence[Word], index: int) -> bool:
 
 def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     """Everything after the entry point; before it, launchers (ray, accelerate, torchrun) have flags of their own."""
-    entries = [index for index, word in enumerate(words) if _is_entry(word.text) and not _is_value(words, index)]
+    entries = _entries(words)
     if _serves(words):
         gathered.launcher |= _served(words)
         return

@@ -668,7 +668,8 @@ def test_what_fills_no_update_of_slime_is_rolled_out_and_not_trained_on(tmp_path
     (evaluation, _), whole = evaluate_job(resolve(job)), COLOCATED.format(128)
     script.write_text(whole)
     divides, _ = evaluate_job(resolve(job_of(import_config([script]))))
-    assert evaluation.seconds.rollout_s == pytest.approx(divides.seconds.rollout_s, rel=1e-9)  # all 32 groups are waited for
+    waited = divides.seconds.rollout_s  # for all 32 groups
+    assert evaluation.seconds.rollout_s == pytest.approx(waited, rel=1e-9)
     assert evaluation.demand.trained_tokens == pytest.approx(0.75 * divides.demand.trained_tokens, rel=0.15)
     job_file.write_text(job_text(job))
     job_file.with_suffix(".keys.yaml").write_text(keys_text(imported))

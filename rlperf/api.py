@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.errors import InfeasibleError, Problem, SpecError, did_you_mean
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.defaults import defaults_of
 from rlperf.frameworks.expressible import as_framework_runs, displaced, native_backends, unsayable
@@ -21,6 +21,7 @@ from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, resolve
+from rlperf.plan.would_fit import with_what_fits
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.job_document import read_job_document
@@ -202,8 +203,19 @@ def plan_job(job: Jobs | None = None, *, report: Tell | None = None, folder: Pat
     ------
     SpecError, InfeasibleError, SolverError : see `rlperf.errors`
     """
-    question = question_of(job_of(job, values), folder)
-    return planner.plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
+    asked = job_of(job, values)
+    folder = folder_of(asked) if isinstance(asked, Path) else folder
+    return plan_question(question_of(asked, folder), folder=folder, report=report)
+
+
+def plan_question(question: Question, *, folder: Path | None, report: Tell | None = None) -> Plan:
+    """The best plan for a job that is resolved; a refusal for want of memory says what would fit, each screened."""
+    context = question.context
+    try:
+        return planner.plan_job(context, facts=question.facts, report=report, defaults=question.defaults)
+    except InfeasibleError as error:
+        again = partial(ask, folder=folder, to_plan=True)
+        raise with_what_fits(error, question.job if context.asked is None else context.asked, again, report) from error
 
 
 def predict_job(job: Jobs | None = None, **values: Any) -> Prediction:

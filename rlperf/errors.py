@@ -58,18 +58,28 @@ class Rejection:
 
 
 class InfeasibleError(RlperfError):
-    """Nothing satisfies the request: what was rejected and why, and the nearest miss."""
+    """Nothing satisfies the request: what was rejected and why, the nearest miss, and what would fit.
+
+    ``lacks_memory`` : for want of device memory; ``fits`` : changes under each of which it fits, in words
+    """
 
     exit_code = 1
 
-    def __init__(self, message: str, rejections: Iterable[Rejection] = (), nearest_miss: str | None = None) -> None:
+    def __init__(
+        self, message: str, rejections: Iterable[Rejection] = (), nearest_miss: str | None = None, *,
+        lacks_memory: bool = False, fits: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         self.message = message
         self.rejections = tuple(rejections)
         self.nearest_miss = nearest_miss
+        self.lacks_memory = lacks_memory
+        self.fits = tuple(fits)
         counted = ((r, "candidate" if r.count == 1 else "candidates") for r in self.rejections)
         lines = [message, *(f"  {r.count:>9,d} {noun}: {r.reason}" for r, noun in counted)]
         if nearest_miss:
             lines.append(f"  nearest miss: {nearest_miss}")
+        if self.fits:
+            lines.append(f"  it fits {', or '.join(self.fits)}")
         super().__init__("\n".join(lines))
 
 

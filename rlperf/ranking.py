@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlperf.alternatives import job_and_folder, judged_plan
-from rlperf.api import Jobs, ask, job_of, plan_job
+from rlperf.api import Jobs, ask, job_of, question_of
 from rlperf.errors import ExportError, InfeasibleError, Problem, SolverError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.export import losses, plan_texts
@@ -18,6 +18,7 @@ from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.compare import compare_weighted
+from rlperf.plan.planner import plan_job
 from rlperf.plan.question.words import layout_words
 from rlperf.processes import over_cores
 from rlperf.report.plan_text import paired_words
@@ -202,7 +203,8 @@ def _titled(name: str) -> str:
 def _planned(name: str, *, base: Job, folder: Path | None, report: Tell) -> RankedFramework:
     row = RankedFramework(_titled(name))
     try:
-        plan = plan_job(job_of(base, {"framework": name}), folder=folder, report=report)
+        question = question_of(job_of(base, {"framework": name}), folder)
+        plan = plan_job(question.context, facts=question.facts, report=report, defaults=question.defaults)
         plan_texts(plan, folder=folder)  # a plan that no file can state is none
     except (SpecError, InfeasibleError, SolverError, ExportError) as error:
         return replace(row, why_not="; ".join(line.strip() for line in str(error).splitlines()))

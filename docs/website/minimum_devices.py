@@ -10,9 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from rlperf.api import plan_job
+from rlperf.api import question_of
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.planner import plan_job
 from rlperf.plan.question.words import layout_words
 from rlperf.processes import over_cores
 from rlperf.specs.job import Job
@@ -73,7 +74,8 @@ def cell(model: str, length: str, kind: str, cluster: str, least: int = 1) -> Ce
     tried = counts(cluster)
     for devices in (n for n in tried if n >= least):
         try:
-            return Cell(devices, plan_job(job(model, length, kind, cluster, devices)))
+            question = question_of(job(model, length, kind, cluster, devices))
+            return Cell(devices, plan_job(question.context, facts=question.facts, defaults=question.defaults))
         except InfeasibleError:
             continue
     return Cell(tried[-1], None)

@@ -60,20 +60,19 @@ def plan(
 
 def _plan(asked: AskedJob, changes: Mapping[str, float], out: Path | None, as_json: bool) -> None:
     """One plan; ``changes``: of the job's objective."""
-    from rlperf.api import load_job
+    from rlperf.api import load_job, plan_question
     from rlperf.frameworks.export import losses, plan_texts
     from rlperf.frameworks.expressible import modes_words, precision_words
-    from rlperf.plan.planner import plan_job
     from rlperf.report.plan_files import INPUTS, write_plan_files
     from rlperf.report.plan_text import print_plan
     from rlperf.specs.own_files import own_calibrations
 
     question = asked.question()
-    context, facts = question.pair
+    context = question.context
     asked_job = context.asked and with_objective(context.asked, changes)
     context = replace(context, job=with_objective(context.job, changes), asked=asked_job)
     with progress("planning") as bar:
-        found = plan_job(context, facts=facts, report=bar, defaults=question.defaults)
+        found = plan_question(replace(question, context=context), folder=asked.folder, report=bar)
     screen = console()
 
     def write() -> list[Path]:  # behind the answer, which stays if no file can state it

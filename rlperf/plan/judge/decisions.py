@@ -273,7 +273,7 @@ def _screened(
     What a rule refuses whatever else is chosen is not costed first: nothing of it would be left.
     """
     if broken := _pinned(context, task, facts):
-        raise _nothing_fits(context, task, [], broken)
+        raise InfeasibleError(_nothing_fits(context, task), nearest_miss="; ".join(broken))
     found = screen(context, task, demands, facts, report=tell)
     if not found.configurations:
         raise infeasible(context, task, facts, demands, found)
@@ -405,15 +405,14 @@ def infeasible(
     helps = relaxations(context, task, facts, demands)
     if not (helps or screened.lacks_memory):  # fewer nodes would have less of it
         helps = fewer_nodes(context, task, facts, demands)
-    misses = [*screened.misses, *helps]
-    return _nothing_fits(context, task, [Rejection(reason, count) for reason, count in rows], misses)
+    miss = "; ".join([*screened.misses, *helps]) or None
+    rejections = [Rejection(reason, count) for reason, count in rows]
+    return InfeasibleError(_nothing_fits(context, task), rejections, miss, lacks_memory=screened.lacks_memory)
 
 
-def _nothing_fits(
-    context: Context, task: TaskContext, rejections: Sequence[Rejection], misses: Sequence[str]
-) -> InfeasibleError:
+def _nothing_fits(context: Context, task: TaskContext) -> str:
     where = f"{task.architecture.name} on {context.cluster.devices} x {context.cluster.device}"
-    return InfeasibleError(f"task {task.task.name}: nothing fits {where}", rejections, "; ".join(misses) or None)
+    return f"task {task.task.name}: nothing fits {where}"
 
 
 def _pinned(context: Context, task: TaskContext, facts: FrameworkFacts | None) -> list[str]:

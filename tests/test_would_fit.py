@@ -1,0 +1,62 @@
+"""A refusal for want of memory names the least change of each kind under which the job fits, and each one does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rlperf
+from rlperf.errors import InfeasibleError
+from rlperf.specs.job import Job
+
+WORDS: dict[str, Any] = {
+    "model": "Qwen2.5-7B", "gpus": 1, "gpu": "rtx_4090", "prompts": 16, "group": 4, "max_response": "4k",
+}  # fmt: skip
+LORA: dict[str, Any] = {"role": "trainer", "settings": {"lora_rank": 32}}
+
+
+def refused(job: Job) -> InfeasibleError:
+    with pytest.raises(InfeasibleError) as error:
+        rlperf.plan_job(job)
+    return error.value
+
+
+def test_a_model_that_one_device_does_not_hold_fits_on_more_with_adapters_or_smaller() -> None:
+    """7B on one RTX 4090: the refusal said how many bytes are missing, and nothing that one could do."""
+    job = rlperf.short_job(**WORDS)
+    error = refused(job)
+    assert error.fits == (
+        "on 4 devices", "with LoRA (the trainer's settings.lora_rank: 32)", "with Qwen2.5-1.5B",
+    )  # fmt: skip
+    assert str(error).endswith(
+        "\n  it fits on 4 devices, or with LoRA (the trainer's settings.lora_rank: 32), or with Qwen2.5-1.5B"
+    )
+    assert all(
+        rlperf.plan_job(each)
+        for each in (
+            rlperf.short_job(**{**WORDS, "gpus": 4}),
+            rlperf.short_job(**{**WORDS, "model": "Qwen2.5-1.5B"}),
+            Job.model_validate({**job.stated(), "pools": [LORA]}),
+        )
+    )
+    for less in ({"gpus": 2}, {"model": "Qwen2.5-3B"}):  # the least of its kind
+        assert refused(rlperf.short_job(**{**WORDS, **less})).lacks_memory
+
+
+def test_states_that_are_pinned_to_the_device_fit_on_the_host() -> None:
+    job = rlperf.short_job(**{**WORDS, "gpu": "h100"}).stated()
+    pinned = {"role": "trainer", "layout": {"offload": "none"}}
+    assert (
+        refused(Job.model_validate({**job, "pools": [pinned]})).fits[0]
+        == "with the trainer's layout.offload: optimizer"
+    )
+    assert rlperf.plan_job(
+        Job.model_validate({**job, "pools": [{"role": "trainer", "layout": {"offload": "optimizer"}}]})
+    )
+
+
+def test_what_is_refused_for_another_reason_is_left_as_it_is() -> None:
+    job = rlperf.short_job("Qwen3-0.6B", 2, "h100", prompts=16, group=4, max_response="2k").stated()
+    error = refused(Job.model_validate({**job, "limits": {"step": "1 ms"}}))
+    assert not error.lacks_memory and not error.fits and "it fits" not in str(error)

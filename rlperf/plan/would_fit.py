@@ -22,7 +22,7 @@ from rlperf.specs.profiles import architecture_names, architecture_reading, load
 from rlperf.told import Tell, quiet
 
 
-class Asked(Protocol):
+class Resolved(Protocol):
     """A job with what stands behind its names."""
 
     @property
@@ -30,7 +30,7 @@ class Asked(Protocol):
         """Its context, and the rules of its framework."""
 
 
-Ask = Callable[[Job], Asked]
+Ask = Callable[[Job], Resolved]
 ON_A_NODE, NODES = (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of devices, and of nodes, that are tried."""
 MOST_TIMES = 32

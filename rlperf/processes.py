@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
 from rlperf.errors import RlperfError
-from rlperf.told import Tell, quiet, within
+from rlperf.told import Tell, within
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -50,20 +52,83 @@ def over_cores(work: Piece[A, B], pieces: Mapping[str, A], report: Tell, *, each
 
     workers = min(cores(), len(names))
     parallel = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-    numbered, found = partial(_numbered, work), dict[int, B]()
-    report(0.0, ", ".join(names[:workers]))
-    with said_if_killed("ask for fewer at once"):
+    found = dict[int, B]()
+    with said_if_killed("ask for fewer at once"), _UnderWay(names, workers, report) as under_way:
+        numbered = partial(_numbered, work, under_way.folder)
         for index, answer in parallel(
             delayed(worked)(numbered, one, os.getpid()) for one in enumerate(pieces.values())
         ):
             found[index] = answer
-            under_way = [name for each, name in enumerate(names) if each not in found][:workers]
-            report(len(found) * part, ", ".join(under_way) or "done")
+            under_way.ended(index)
     return [found[index] for index in range(len(names))]
 
 
-def _numbered(work: Piece[A, B], one: tuple[int, A]) -> tuple[int, B]:
-    return one[0], work(one[1], report=quiet)
+def _numbered(work: Piece[A, B], folder: Path, one: tuple[int, A]) -> tuple[int, B]:
+    return one[0], work(one[1], report=_Note(folder / str(one[0])))
+
+
+HEARD_S = 0.5
+"""Seconds between two looks at how far other processes are."""
+
+
+class _Note:
+    """How far a piece is, in a file that the process which started it reads; not more often than it looks."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._next = file, 0.0
+
+    def __call__(self, share: float, text: str) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + HEARD_S / 2.0
+            whole = self._file.with_suffix(".new")
+            whole.write_text(f"{share} {text}", encoding="utf-8")
+            whole.replace(self._file)  # never half a note
+
+
+class _UnderWay:
+    """Tells which pieces are at work, and how far each is, until all have ended."""
+
+    def __init__(self, names: Sequence[str], workers: int, report: Tell) -> None:
+        self._names, self._workers, self._report = names, workers, report
+        self._done, self._end, self._one = set[int](), threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> _UnderWay:
+        self._held = TemporaryDirectory(prefix="rlperf-", ignore_cleanup_errors=True)
+        self.folder = Path(self._held.name)
+        self._tell()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._held.cleanup()
+
+    def ended(self, index: int) -> None:
+        """A piece has its answer."""
+        with self._one:
+            self._done.add(index)
+        self._tell()
+
+    def _listen(self) -> None:
+        while not self._end.wait(HEARD_S):
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._one:
+            left = [(index, name) for index, name in enumerate(self._names) if index not in self._done]
+            notes = [(name, *self._note(index)) for index, name in left[: self._workers]]
+            share = (len(self._done) + sum(done for _, done, _ in notes)) / len(self._names)
+            words = ", ".join(f"{name}: {text}" if text else name for name, _, text in notes)
+            self._report(share, words or "done")
+
+    def _note(self, index: int) -> tuple[float, str]:
+        try:
+            share, _, text = (self.folder / str(index)).read_text(encoding="utf-8").partition(" ")
+        except FileNotFoundError:  # it has not said anything yet
+            return 0.0, ""
+        return float(share), text
 
 
 @contextmanager

@@ -33,17 +33,19 @@ def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: p
         import os
         import time
 
-        report(0.5, "unheard")
-        time.sleep(0.2 if name == "one" else 0.0)
+        report(0.5, "half")
+        time.sleep(1.0 if name == "one" else 0.0)
         return name, os.getpid()
 
     told: list[tuple[float, str]] = []
     found = over_cores(work, PIECES, lambda *said: told.append(said))
     assert tuple(name for name, _ in found) == NAMES
     assert os.getpid() not in {pid for _, pid in found}
-    assert [share for share, _ in told] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
     assert told[0][1] == "one, two" and told[-1][1] == "done"  # who is at work
-    assert told[1][1] in ("one, three", "two, three")  # whichever of the two ends first
+    assert any(text.startswith("one: half") for _, text in told)  # how far each is, from its process
+    assert (0.875, "one: half") in told  # all others have ended
 
     def refuses(name: str, *, report: Tell) -> str:
         from rlperf.errors import SpecError

@@ -81,3 +81,12 @@ def test_an_audit_and_a_ranking_move_with_their_parts(tmp_path: Path) -> None:
     shares = [share for share, _ in told]
     assert shares == sorted(shares) and min(shares) < 0.1 and max(shares) > 0.9
     assert {text.partition(":")[0] for _, text in told} == {"verl", "slime"}
+
+
+def test_sizing_says_how_far_the_plan_of_each_number_of_nodes_is() -> None:
+    """A cluster's nodes were named as each began, and nothing until the next."""
+    told: list[tuple[float, str]] = []
+    job = rlperf.short_job(**{**JOB, "model": "Qwen3-0.6B"})
+    rlperf.size_job(job, "step<=1h", most_nodes=2, report=lambda *said: told.append(said))
+    assert any(re.search(r"1 node: .*judging", text) for _, text in told)
+    assert all(0.0 <= share <= 1.0 for share, _ in told) and len({share for share, _ in told}) > 5

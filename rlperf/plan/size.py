@@ -21,7 +21,7 @@ from rlperf.plan.size_offers import Asked, offered_jobs, unpriced_of
 from rlperf.plan.size_target import SizeTarget
 from rlperf.processes import over_cores
 from rlperf.specs.job import Job
-from rlperf.told import Tell, quiet
+from rlperf.told import Tell, quiet, within
 from rlperf.units import human_seconds, human_usd
 
 if TYPE_CHECKING:
@@ -372,9 +372,6 @@ class _Tried:
 
     def _try(self, nodes: int) -> SizeRow:
         if nodes not in self.made:
-            self.tell(
-                math.log2(2 * nodes) / math.log2(2 * max(self.most, 2)) * 0.9, f"{nodes} node{'s' if nodes > 1 else ''}"
-            )
             self.made[nodes], self.plans[nodes] = self._row(nodes)
         return self.made[nodes]
 
@@ -401,8 +398,10 @@ class _Tried:
         context, facts = self.ask(self._on(nodes, apart))
         own = apart if self._two else None
         cluster, devices = self.job.cluster, context.cluster.devices
+        one = 1.0 / math.log2(4 * max(self.most, 2))  # of the doublings
+        told = within(self.tell, one * math.log2(2 * nodes), one, f"{nodes} node{'s' if nodes > 1 else ''}: ")
         try:
-            plan = plan_job(context, facts=facts, remarks=False)
+            plan = plan_job(context, facts=facts, remarks=False, report=told)
         except InfeasibleError as error:
             why = error.nearest_miss or error.message
             return SizeRow(cluster, nodes, devices, None, None, None, False, why, rollout_nodes=own), None

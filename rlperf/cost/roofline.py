@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -63,17 +61,26 @@ SPLITS = (1, 4)
 """Ways to cut the inner length so that few tiles keep all multiprocessors busy."""
 
 
-def shapes_for(fit: GemmFit, m: FloatArray) -> Iterator[tuple[FloatArray | float, float, FloatArray | float]]:
-    """Rows and columns of every tile, and the rows of a tile of the device timed that is as efficient [1].
+def ways_for(
+    fit: GemmFit, m: FloatArray, shape: tuple[int, ...]
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Rows and columns of every tile, the rows of a tile of the device timed that is as efficient, and parts of k [1].
 
-    `TILES`; and where the peak is lower than there (``fit.rows``), up to 256 tokens in one tile that holds them.
+    `TILES`; and where the peak is lower than there (``fit.rows``), up to 256 tokens in one tile that holds them. Axes:
+    tiles, `SPLITS`, and those of the products, of that ``shape``.
     """
-    for rows, columns in TILES:
-        yield rows, columns, rows
+    ones = [1] * len(shape)
+    rows, columns = (np.reshape(each, (-1, 1, *ones)) for each in zip(*TILES, strict=True))
+    like, parts = rows, np.reshape(np.array(SPLITS, dtype=np.float64), (-1, *ones))
     if fit.rows < TILES[0][0]:
         few = fit.rows * np.ceil(np.minimum(m, 256.0) / fit.rows)
-        like = np.minimum(few * TILES[0][0] / fit.rows, 256.0)
-        yield np.where(m <= 256.0, few, 128.0), 128.0, np.where(m <= 256.0, like, 128.0)
+        timed = np.minimum(few * TILES[0][0] / fit.rows, 256.0)
+        rows, like = (
+            np.concatenate([np.broadcast_to(rows, (len(TILES), 1, *shape)), np.broadcast_to(own, (1, 1, *shape))])
+            for own in (np.where(m <= 256.0, few, 128.0), np.where(m <= 256.0, timed, 128.0))
+        )
+        columns = np.concatenate([columns, np.reshape(128.0, (1, 1, *ones))])
+    return rows, columns, like, parts
 
 
 def gemm_with(
@@ -114,19 +121,16 @@ def gemm_with(
     memory_s = moved / rate
     if cached:
         memory_s = still_in_l2(device, memory_s, moved, fit.cached)
-    best: FloatArray | None = None
-    for rows, columns, like in shapes_for(fit, m):
-        full = (1.0 + fit.reuse * (1 / 128 + 1 / 256)) / (1.0 + fit.reuse * (1 / like + 1 / columns))
-        tiles = np.ceil(m / rows) * np.ceil(n / columns)
-        for parts in SPLITS:
-            waves = tiles * parts / multiprocessors
-            waves = waves + fit.wave * (np.ceil(waves) - waves)
-            compute_s = waves * multiprocessors * 2.0 * rows * columns * (k / parts) / (peak * full)
-            seconds = joined(compute_s, memory_s, fit.exponent)
-            if parts > 1:
-                seconds = seconds + m * n * 8.0 * parts / (2.0 * rate) + fit.split
-            best = seconds if best is None else np.minimum(best, seconds)
-    assert best is not None
+    # ways to cut the product along two axes of their own, before those of m, n and k
+    rows, columns, like, parts = ways_for(fit, m, np.broadcast(m, n, k).shape)
+    full = (1.0 + fit.reuse * (1 / 128 + 1 / 256)) / (1.0 + fit.reuse * (1 / like + 1 / columns))
+    waves = np.ceil(m / rows) * np.ceil(n / columns) * parts / multiprocessors
+    waves = waves + fit.wave * (np.ceil(waves) - waves)
+    compute_s = waves * multiprocessors * 2.0 * rows * columns * (k / parts) / (peak * full)
+    again = np.where(parts > 1, parts, 0.0)
+    reduced_s = m * n * 8.0 * again / (2.0 * rate)
+    seconds = joined(compute_s, memory_s, fit.exponent) + reduced_s + np.where(parts > 1, fit.split, 0.0)
+    best = seconds.min(axis=(0, 1))
     total = fit.fixed + best
     if fit.quantise_memory > 0.0:
         passed = m * k * (2.0 + kind.activation_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -325,7 +326,7 @@ class Job(Frozen):
 
     def pool(self, role: Role) -> PoolSpec:
         """What the user says of ``role``; an empty pool where nothing is said."""
-        return next((pool for pool in self.pools if pool.role == role), PoolSpec(role=role))
+        return next((pool for pool in self.pools if pool.role == role), None) or _unsaid(role)
 
     @property
     def all_roles(self) -> tuple[Role, ...]:
@@ -338,3 +339,9 @@ class Job(Frozen):
         if self.algorithm == "ppo":
             extra.append("critic")
         return ("rollout", "trainer", *extra)
+
+
+@cache
+def _unsaid(role: Role) -> PoolSpec:
+    """An empty pool: a plan asks thousands of times."""
+    return PoolSpec(role=role)

@@ -297,15 +297,46 @@ class EventEngine:
     # -- decode ------------------------------------------------------------------------------------------------------
 
     def _decode_run(self, held: int, once: bool) -> None:
-        """Decode-only engine_steps, event after event, until somebody may enter."""
-        batch, cache, waiting = self.batch, self.cache, self.waiting
-        total = cache.total
+        """Decode-only engine_steps, event after event, until somebody may enter.
+
+        An event is a completion, a full cache, or an arrival that fits.
+        """
+        batch, cache, waiting, running, arrivals = self.batch, self.cache, self.waiting, self.running, self.arrivals
+        total, finite, block, width = cache.total, self.finite, batch.block, self.width
+        fixed_s, per_key_s = self.seconds.fixed_s, self.seconds.per_key_s
+        look_ahead, write = self.look_ahead, self.rows.append
         while True:
-            self._decode_to_event(held, once)
-            if self.arrivals or self.leaving or self.more_to_come or self.partial is not None or not self.running:
+            now, size = self.now, batch.size
+            count = 1 if once or (self.leaving and waiting) else batch.steps_to_completion()
+            if count > 1 and finite:
+                count = batch.steps_that_fit(total - held, count)
+            fixed, per_key = fixed_s[size], per_key_s[size]
+            if arrivals and not waiting:
+                if size < self.max_running:
+                    count = self._steps_to_arrival(arrivals[0][0] - now, count, fixed, per_key)
+                else:
+                    self.full_places = True
+            keys, last = batch.reads(count)
+            seconds = count * fixed + per_key * keys
+            if look_ahead:
+                self.seen_s = now + seconds - (fixed + per_key * last)
+                self.leaving = 0
+            write((now, seconds, count, size, len(waiting), keys, 0, 0, 0, 0, 0, held * block))
+            self.now = now + seconds
+            asked = held + size * (count * width // block + 1) + cache.unheld_blocks
+            if asked > cache.most:
+                cache.most = asked
+            if asked > total and cache.unheld_blocks:
+                if count > 1:
+                    batch.step(count - 1)
+                    held, count = self._held(), 1
+                cache.evict(held)
+            if batch.step(count):
+                self._finish(batch.completed())
+            if arrivals or self.leaving or self.more_to_come or self.partial is not None or not running:
                 return
             once = False
-            held = batch.blocks() + cache.adjust if self.finite else self._held()
+            held = batch.blocks() + cache.adjust if finite else self._held()
             if held > total:
                 if not self.chunked:
                     return
@@ -322,37 +353,6 @@ class EventEngine:
             return False
         i = self.waiting[0]
         return held + self.cache.blocks_to_admit(i, self.known[i]) + self.cache.reserve <= self.cache.total
-
-    def _decode_to_event(self, held: int, once: bool) -> None:
-        """Decode-only engine_steps up to a completion, a full cache, or an arrival that fits."""
-        batch, cache, waiting, now = self.batch, self.cache, self.waiting, self.now
-        count = 1 if once or (self.leaving and waiting) else batch.steps_to_completion()
-        if count > 1 and self.finite:
-            count = batch.steps_that_fit(cache.total - held, count)
-        size, block = batch.size, batch.block
-        fixed, per_key = self.seconds.fixed_s[size], self.seconds.per_key_s[size]
-        if self.arrivals and not waiting:
-            if size < self.max_running:
-                count = self._steps_to_arrival(self.arrivals[0][0] - now, count, fixed, per_key)
-            else:
-                self.full_places = True
-        keys, last = batch.reads(count)
-        seconds = count * fixed + per_key * keys
-        if self.look_ahead:
-            self.seen_s = now + seconds - (fixed + per_key * last)
-            self.leaving = 0
-        self.rows.append((now, seconds, count, size, len(waiting), keys, 0, 0, 0, 0, 0, held * block))
-        self.now = now + seconds
-        asked = held + size * (count * self.width // block + 1) + cache.unheld_blocks
-        if asked > cache.most:
-            cache.most = asked
-        if asked > cache.total and cache.unheld_blocks:
-            if count > 1:
-                batch.step(count - 1)
-                held, count = self._held(), 1
-            cache.evict(held)
-        if batch.step(count):
-            self._finish(batch.completed())
 
     def _steps_to_arrival(self, delay_s: float, most: int, fixed: float, per_key: float) -> int:
         """Smallest number of engine_steps, at most ``most``, after which the arrival is known."""

@@ -58,7 +58,8 @@ def test_an_engine_sends_by_its_own_kernels_inside_a_rack(engine: str, cluster: 
 
 
 def test_where_tokens_are_dispatched_experts_are_spread() -> None:
-    left = predict_job({**job("deepep", layout={"tensor_parallel": 64})})
+    few = {"name": "math", "workload": "math", "prompts_per_step": 64, "max_response_tokens": 1024}
+    left = predict_job({**job("deepep", layout={"tensor_parallel": 64}), "tasks": [few]})
     assert any("expert_parallel 64" in each for each in left.assumed)
 
 

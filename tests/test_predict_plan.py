@@ -285,8 +285,9 @@ def test_dapo_scores_no_reference_unless_told() -> None:
 def test_dynamic_sampling_that_drops_nothing_is_said() -> None:
     def warned(algorithm: str = "dapo", **given: int) -> list[str]:
         task = {**SMALL["tasks"][0], **given}  # type: ignore[index]
-        found = rlperf.predict_job(Job.model_validate({**SMALL, "algorithm": algorithm, "tasks": [task]}))
-        return [line for line in found.warnings if "dynamic sampling" in line]
+        pools = [{"role": role, "layout": {"tensor_parallel": 1}} for role in ("rollout", "trainer")]
+        asked = {**SMALL, "algorithm": algorithm, "tasks": [task], "pools": pools}
+        return [line for line in rlperf.predict_job(asked).warnings if "dynamic sampling" in line]
 
     prompts = SMALL["tasks"][0]["prompts_per_step"]  # type: ignore[index]
     assert len(warned()) == 1 and "generated_prompts" in warned()[0]

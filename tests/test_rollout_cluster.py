@@ -10,6 +10,7 @@ import rlperf
 from rlperf.api import ask, plan_job, size_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.imports import import_config, job_of
+from rlperf.plan.size import Sizing
 from rlperf.plan.size_offers import offered_jobs
 from rlperf.specs.job import Job
 
@@ -57,8 +58,14 @@ def test_size_prices_the_rollouts_cluster_and_asks_for_the_price_that_is_missing
 
 def test_size_counts_the_nodes_of_the_rollouts_cluster_too() -> None:
     """One node of it stood on every row: no number of the trainer's met the target."""
-    alone = size_job(job(nodes=1), "step<=30s", clusters=["h100=2.5"], most_nodes=8)
-    sized = size_job(job(price="1 USD/h"), "step<=30s", clusters=["h100=2.5"], most_nodes=8)
+    trainer = {"role": "trainer", "layout": {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1}}
+
+    def sized_for(**pool: object) -> Sizing:
+        asked = job(**pool).stated()
+        asked["pools"].append(trainer)
+        return size_job(Job.model_validate(asked), "step<=40s", clusters=["h100=2.5"], most_nodes=4)
+
+    alone, sized = sized_for(nodes=1), sized_for(price="1 USD/h")
     assert alone.best is None and all(row.rollout_nodes is None for row in alone.rows)
     assert sized.best is not None and sized.best.rollout_nodes is not None and sized.by == "usd"
     assert sized.best.rollout_nodes > 1
@@ -72,6 +79,8 @@ def test_size_counts_the_nodes_of_the_rollouts_cluster_too() -> None:
 def test_engines_over_two_nodes_leave_an_odd_one() -> None:
     """GLM-4.5 in 16 bits takes two nodes of H100 an engine: seven of them fitted nothing, where six did."""
 
+    trainer = {"role": "trainer", "layout": {"tensor_parallel": 4, "pipeline_parallel": 24, "context_parallel": 1}}
+
     def planned(nodes: int) -> tuple[int, float]:
         task = {"name": "t", "workload": "math", "prompts_per_step": 128, "group_size": 8, "mini_batch": 64,
                 "max_prompt_tokens": 1024, "max_response_tokens": 2048}  # fmt: skip
@@ -79,7 +88,7 @@ def test_engines_over_two_nodes_leave_an_odd_one() -> None:
             {
                 "architecture": "GLM-4.5-355B-A32B", "cluster": "dgx_b200", "framework": "verl", "nodes": 24,
                 "modes": ["streaming"], "tasks": [task], "limits": {"staleness": 1}, "objective": {"bold": True},
-                "pools": [{"role": "rollout", "cluster": "dgx_h100", "nodes": nodes}],
+                "pools": [{"role": "rollout", "cluster": "dgx_h100", "nodes": nodes}, trainer],
             }
         ).phases[0]  # fmt: skip
         return found.pools[0].devices, found.predicted.rl_step_s

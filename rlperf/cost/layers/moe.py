@@ -82,26 +82,26 @@ class Moe(Layer):
     # -- an engine
 
     def token_operators(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> list[Operator]:
-        moe = self.experts
+        moe, own = self.experts, _by_own_kernels(replica)
         found = [
             gemm_operator(replica, "router", count, local, self.scored, self.arch.hidden, "bf16"),
             memory_operator(replica, "router", count, local * self.scored * 4.0),
-            self._products(replica, count, whole),
-            self._exchange(replica, count, whole, local),
+            self._products(replica, count, whole, own),
+            self._exchange(replica, count, whole, local, own),
         ]
         if moe.shared_hidden:
             found.append(activation_operator(replica, count, local, moe.shared_hidden, moe.gated))
         return found
 
-    def _products(self, replica: Replica, count: float, whole: FloatArray) -> Operator:
-        """Grouped products of the routed experts."""
+    def _products(self, replica: Replica, count: float, whole: FloatArray, own: BoolArray) -> Operator:
+        """Grouped products of the routed experts; ``own``: where kernels of the engine's own bring the tokens."""
         route, hw, dtype = self.routing, replica.hw, replica.roles.expert
         kernels = replica.engine.moe_kernels if self.experts.gated else UNGATED
         fit, _ = moe_fit(hw, dtype, kernels)
         split = np.maximum(replica.tensor / replica.expert, 1.0)
         popular = popular_experts(whole, route.active, route.count)
         dealt = Dealt(
-            dispatched=_by_own_kernels(replica) | (replica.engine.expert_dispatch == "deepep"),
+            dispatched=own | (replica.engine.expert_dispatch == "deepep"),
             skew=busiest(whole * route.active / replica.expert, replica.expert),
             touched_share=popular / np.maximum(touched_experts(whole * route.active, route.count), 1e-12),
         )
@@ -117,7 +117,9 @@ class Moe(Layer):
             np.zeros(()),
         )
 
-    def _exchange(self, replica: Replica, count: float, whole: FloatArray, local: FloatArray) -> Operator:
+    def _exchange(
+        self, replica: Replica, count: float, whole: FloatArray, local: FloatArray, own: BoolArray
+    ) -> Operator:
         """With copies of the attention layers, tokens are gathered before the experts and scattered behind them.
 
         They are gathered as the experts read them (quantised first where these are narrow) and added up in 16 bits.
@@ -130,7 +132,7 @@ class Moe(Layer):
             gathered = dispatch_combine_s(hw, local, route.width, route.active, route.count, group, near)
         else:
             gathered = all_gather_s(hw, out, group, near) + reduce_scatter_s(hw, back, group, near)
-        if (own := _by_own_kernels(replica)).any():
+        if own.any():
             sent = exchange_s(hw, replica.engine.engine, local, route.width, route.active, narrow, group)
             gathered = np.where(own, sent, gathered)
         copies = replica.attention_data > 1.0

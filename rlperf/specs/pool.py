@@ -130,14 +130,9 @@ Offloaded = TypeVar("Offloaded")
 class LayoutForm(_Form, Generic[Degree, Number, Flag, Recomputed, Offloaded]):
     """The table of layouts: how a pool's work is spread over its devices."""
 
-    other_words: ClassVar[Mapping[str, str]] = {
-        "tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel", "cp": "context_parallel",
-        "sp": "ulysses", "ep": "expert_parallel", "etp": "expert_tensor_parallel", "vpp": "virtual_pipeline",
-    }  # fmt: skip
-
     tensor_parallel: Degree = _is("both", "searched", 1, "devices", "that share every matrix product", "TP")
     pipeline_parallel: Degree = _is("both", "searched", 1, "stages", "that the layers are cut into", "PP")
-    data_parallel: Degree = _is("both", "searched", 1, "replicas", "of the pool; follows from its devices")
+    data_parallel: Degree = _is("both", "searched", 1, "replicas", "of the pool; follows from its devices", "DP")
     context_parallel: Degree = _is("trainer", "searched", 1, "devices", "that share a sequence in a ring", "CP")
     ulysses: Degree = _is(
         "trainer", "searched", 1, "devices", "that share a sequence by all-to-all over heads", "Ulysses"
@@ -396,6 +391,7 @@ def _attributes() -> Iterator[Attribute]:
 
 ATTRIBUTES = tuple(_attributes())
 """Every attribute of a pool, layout before settings, in the order of the forms."""
+LayoutForm.other_words = {each.short.lower(): each.name for each in ATTRIBUTES if each.short} | {"sp": "ulysses"}
 
 
 TOLD = frozenset({"draft_acceptance"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlperf.plan.question.pool import ResponseTokens, TaskTokens
 from rlperf.specs.pool import ATTRIBUTES, LayoutValues
 
-SHORT = {each.name: each.short for each in ATTRIBUTES if each.short}
+SHORT = {each.name: each.short for each in ATTRIBUTES if each.short and each.name != "data_parallel"}
 """Degrees that are named only where they are above 1."""
 
 

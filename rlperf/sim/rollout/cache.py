@@ -71,6 +71,18 @@ class BlockCache:
         new = -(-tokens // self.block)
         return new if not self.holders[g] else new - self.shared[g]
 
+    def admit(self, i: int, tokens: int, held: int, reserve: float) -> int:
+        """Blocks held once a context of ``tokens`` is admitted beside ``held`` ones; -1 where it does not fit.
+
+        ``reserve`` : blocks that stay free. What is kept and does not fit beside ``held`` goes: its own may serve it.
+        """
+        then = held + self.blocks_to_admit(i, tokens)
+        if then + reserve > self.total:
+            return -1
+        if self.asked(then) > self.total:
+            self.evict(held)
+        return then
+
     def hold(self, i: int) -> None:
         """Trajectory i is admitted: its group's prefix is held, its own leftovers are taken over."""
         g = self.group[i]

@@ -225,13 +225,10 @@ class EventEngine:
             i = waiting[0]
             tokens, turn = self.known[i], self.turn[i]
             if finite:
-                need = cache.blocks_to_admit(i, tokens)
-                if held + need + (cache.reserve if running else 0) > cache.total:
+                if (then := cache.admit(i, tokens, held, cache.reserve if running else 0)) < 0:
                     self.full_cache = True
                     break
-                if cache.asked(held + need) > cache.total:
-                    cache.evict(held)
-                held += need
+                held = then
             hit = cache.lookup(i, turn, tokens)
             size = tokens - hit
             if size > budget:

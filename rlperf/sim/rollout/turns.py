@@ -170,13 +170,10 @@ class _Engine:
                 break
             i = waiting[0]
             known = prompt[turn := self.turn[i]]
-            need = cache.blocks_to_admit(i, known)
-            if held + need + (cache.reserve if taken else 0) > cache.total:
+            if (then := cache.admit(i, known, held, cache.reserve if taken else 0)) < 0:
                 self.full_cache = True
                 break
-            if cache.asked(held + need) > cache.total:
-                cache.evict(held)
-            held += need
+            held = then
             start = cache.lookup(i, turn, known)
             waiting.popleft()
             cache.hold(i)

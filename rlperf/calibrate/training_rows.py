@@ -43,12 +43,14 @@ _OTHER_LOSSES = (
     "fused_linear_simpo_loss", "kto_loss",
 )  # fmt: skip
 CAST_BYTES = 12.0
-"""Of a logit that a loss in fp32 makes of 16 bits (2 read, 4 written) and back: rows hold fp32 from the start."""
+"""Of a logit that a loss in fp32 makes of 16 bits (2 read, 4 written) and back: rows of PyTorch's loss hold fp32 from
+the start, as their peak memory says (20 bytes a logit: logits, log-softmax, gradients of both and of the input)."""
 REFERENCE = "a reference's log-probabilities beside the policy's: four products, as timings on A100 say"
 """Of GRPO's loss, whose configuration does not state them."""
-MEGATRON_BYTES = {"forward": 32.0, "backward": 8.0}
-"""Of a logit in fp32 that Megatron-Core's cross-entropy moves, as `verl_megatron` counts it: maximum 4, difference 8,
-exponential 8, sum 4, softmax 8; times the gradient 8."""
+MEGATRON_BYTES = {"forward": 38.0, "backward": 14.0}
+"""Of a logit that Megatron-Core's cross-entropy moves pass by pass, as `verl_megatron` counts it: cast (2 + 4), maximum
+4, difference 8, exponential 8, sum 4, softmax 8; times the gradient 8, cast (4 + 2). That these rows hold 16 bits says
+their peak memory: 8 bytes a logit, an input of 2, fp32 in place and a gradient of 2."""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def test_a_new_kind_reaches_the_trainer(toys: Toys) -> None:
     # two layers of 0.25 s forward and 0.5 s backward in each of 4 microbatches, less two attentions (milliseconds)
     assert float(after.forward_s - before.forward_s) == pytest.approx(4 * 2 * 0.25, rel=0.02)
     assert float(after.backward_s - before.backward_s) == pytest.approx(4 * 2 * 0.5, rel=0.02)
-    kept = [layer_activations(a, ONE) for a in (plain, toy)]
+    kept = [layer_activations(a, Keeping(ONE)) for a in (plain, toy)]
     # of a full layer: 2 x (q, output) + k, v of 2 bytes, and 4 bytes a head of softmax statistics
     full = 2.0 * (2 * 512 + 2 * 128) + 4.0 * 8
     assert float(kept[1].dense - kept[0].dense) == pytest.approx(0.5 * (1e4 - full))

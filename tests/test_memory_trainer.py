@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from rlperf.cost.trainer.activations import layer_activations
 from rlperf.cost.trainer.knobs import first_knob, knobs
 from rlperf.cost.trainer.memory import DEVICE_PARTS, trainer_memory
 from rlperf.cost.trainer.parameters import in_flight, lora_parameters, routed_layers, stage_layers
-from rlperf.cost.trainer_device import UpdateOptions
+from rlperf.cost.trainer_device import Keeping, UpdateOptions
 from rlperf.layout import Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware, load_hardware
@@ -71,7 +72,8 @@ def test_a_draft_head_that_is_trained_is_held(h100: Hardware, megatron: TrainerC
 
 def unfused_layer(arch: Architecture, tp: int, sp: bool, sequence: int, microbatch: int) -> float:
     """Bytes of one layer by the tensor count, with dropout and materialised scores."""
-    kept = layer_activations(arch, Layout.of(tensor_parallel=tp, sequence_parallel=int(sp)), dropout=True, unfused=True)
+    layout = Layout.of(tensor_parallel=tp, sequence_parallel=int(sp))
+    kept = layer_activations(arch, Keeping(layout, dropout=True, unfused=True))
     tokens = sequence * microbatch
     return float(kept.dense * tokens + kept.scores * microbatch * sequence**2)
 
@@ -174,9 +176,9 @@ def test_matrices_that_gather_their_own_inputs_keep_them(h100: Hardware, fsdp2: 
     arch = load_architecture("Llama-3.1-70B")
     split, whole = (Layout.of(tensor_parallel=8, sequence_parallel=s, zero_stage=3) for s in (1, 0))
 
-    def added(layout: Layout, **options: float) -> float:
-        kept = [layer_activations(arch, layout, gathers_once=once, **options).dense for once in (False, True)]  # type: ignore[arg-type]
-        return float(kept[0] - kept[1])
+    def added(layout: Layout, **options: Any) -> float:
+        apart = layer_activations(arch, Keeping(layout, gathers_once=False, **options))
+        return float(apart.dense - layer_activations(arch, Keeping(layout, **options)).dense)
 
     assert added(split) == pytest.approx(2 * 8192 * (5 - 2 / 8))
     assert added(split, linear_input=1.0) == pytest.approx(8192 * (5 - 2 / 8))
@@ -208,10 +210,12 @@ def test_recompute_by_operator_keeps_every_second_product_by_hand(h100: Hardware
     """Llama-3.1-8B in torchtitan: input, queries, values, attention output and gate, in 16 bits; softmax statistics."""
     arch = load_architecture("Llama-3.1-8B")
     by_hand = 2 * (4096 + 4096 + 1024 + 4096 + 14336) + 4 * 32
-    assert float(layer_activations(arch, Layout.of(), compiled=True).operators) == by_hand
-    assert float(layer_activations(arch, Layout.of()).operators) == by_hand + 2 * 4096  # nothing reads the down product
+    assert float(layer_activations(arch, Keeping(Layout.of(), compiled=True)).operators) == by_hand
+    assert (
+        float(layer_activations(arch, Keeping(Layout.of())).operators) == by_hand + 2 * 4096
+    )  # nothing reads the down product
     # eight ways: all is cut, and the scattered output of attention is kept beside the product that made it
-    split = layer_activations(arch, Layout.of(tensor_parallel=8, sequence_parallel=1), compiled=True)
+    split = layer_activations(arch, Keeping(Layout.of(tensor_parallel=8, sequence_parallel=1), compiled=True))
     assert float(split.operators) == by_hand / 8 + 2 * 4096 / 8
     trainer, batch = load_trainer("torchtitan"), Microbatches.fixed(Layout.of(microbatch=2), 8192, 2)
     layout = Layout.of(zero_stage=3, data_parallel=128, microbatch=2, activation_recompute=1)

@@ -25,6 +25,7 @@ from rlperf.cost.scan import chunked_with, convolved_with, scan_fit, scan_with
 from rlperf.cost.sparse import KeyChoice, chosen_with, scored_with, sparse_fit
 from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
 from rlperf.cost.trainer.activations import layer_activations
+from rlperf.cost.trainer_device import Keeping
 from rlperf.layout import Layout
 from rlperf.specs.calibration import ScanFit, SparseFit, StreamsFit, load_device_calibration
 from rlperf.specs.engine_calibration import load_engine_calibration
@@ -190,7 +191,7 @@ def test_residual_streams_cost_time_and_memory() -> None:
         for row in decode_breakdown(Replica.of(arch, H100, VLLM, Layout.of(tensor_parallel=8)), 64, 6e4)
     }
     assert lines["hyper-connections"] > 0
-    kept, plain = (float(layer_activations(each, Layout.of()).boundary) for each in (arch, one))
+    kept, plain = (float(layer_activations(each, Keeping(Layout.of())).boundary) for each in (arch, one))
     assert kept == 4 * plain
     fit = StreamsFit.model_construct(kernel="sglang", before=1e-5, behind=2e-6, memory=0.5, cached=0.0)
     front, back = mixing_with(H100.device, fit, 1000.0, 4, 4096)

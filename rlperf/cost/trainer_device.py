@@ -198,18 +198,23 @@ class Keeping:
     dropout : residual and attention dropout keep one byte per value
     unfused : scores are materialised: 2 a s bytes of softmax (and 3 a s with dropout) per token
     width : bytes of an activation value
-    narrow : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
+    linear_input : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow); None: width
     compiled : what no backward reads is not kept
     gathers_once : the split output of a norm is kept, not what each matrix behind it gathered for itself
     """
 
     layout: Layout
-    dropout: bool
-    unfused: bool
-    width: float
-    narrow: float
+    dropout: bool = False
+    unfused: bool = False
+    width: float = 2.0
+    linear_input: float | None = None
     compiled: bool = False
     gathers_once: bool = True
+
+    @property
+    def narrow(self) -> float:
+        """Bytes of a value kept only as the input of a matrix."""
+        return self.width if self.linear_input is None else self.linear_input
 
     @cached_property
     def tensor(self) -> FloatArray:

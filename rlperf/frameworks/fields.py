@@ -48,6 +48,12 @@ SAMPLES = Unit(
     "samples = prompts x group_size",
 )
 
+UPDATES = Unit(
+    lambda value, run: -(-run.batch.prompts // max(int(value), 1)),
+    lambda value, run: max(run.batch.prompts // value, 1),
+    "optimizer updates of an rl_step",
+)
+"""Prompts of an update, where a framework states how many updates there are."""
 
 TOKENS_PER_DEVICE = Unit(
     lambda value, run: int(value) * run.trainer.sequence_split,

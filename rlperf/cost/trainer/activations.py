@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rlperf.cost.layers import stack_of
 from rlperf.cost.trainer_device import Keeping
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 
 
@@ -41,34 +41,12 @@ class LayerActivations:
     feed_forward: FloatArray
 
 
-def layer_activations(
-    arch: Architecture,
-    layout: Layout,
-    *,
-    dropout: bool = False,
-    unfused: bool = False,
-    width: float = 2.0,
-    linear_input: float | None = None,
-    compiled: bool = False,
-    gathers_once: bool = True,
-) -> LayerActivations:
-    """Kept activations of the mean layer.
-
-    Parameters
-    ----------
-    layout : its tensor, sequence and expert parallel degrees divide; context parallelism divides tokens, not here
-    dropout : residual and attention dropout keep one byte per value
-    unfused : scores are materialised: 2 a s bytes of softmax (and 3 a s with dropout) per token
-    width : bytes of an activation value
-    linear_input : bytes of a value kept only as the input of a matrix (8-bit training keeps those narrow)
-    compiled : what no backward reads is not kept
-    gathers_once : matrices behind a norm share one gather of their input, which is not kept
-    """
-    narrow = width if linear_input is None else linear_input
-    keeping, stack = Keeping(layout, dropout, unfused, width, narrow, compiled, gathers_once), stack_of(arch)
+def layer_activations(arch: Architecture, keeping: Keeping) -> LayerActivations:
+    """Kept activations of the mean layer."""
+    stack, width, narrow = stack_of(arch), keeping.width, keeping.narrow
     zero = 0.0 * keeping.tensor
     # every half-layer keeps the input and the output of its norm, and the mask of its residual dropout
-    each = (width + (1.0 if dropout else 0.0)) * arch.hidden * keeping.spread
+    each = (width + (1.0 if keeping.dropout else 0.0)) * arch.hidden * keeping.spread
     inputs = narrow * arch.hidden * keeping.norm_outputs(stack.norms / arch.layers, stack.readers / arch.layers)
     # and of several residual streams all, for the mixture behind it
     beside = width * (arch.residual_streams - 1.0) * arch.hidden * keeping.spread

@@ -25,7 +25,7 @@ from rlperf.cost.trainer.parameters import (
     lora_parameters,
     stage_parameters,
 )
-from rlperf.cost.trainer_device import PLAIN, UpdateOptions
+from rlperf.cost.trainer_device import PLAIN, Keeping, UpdateOptions
 from rlperf.layout import RECOMPUTE, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -351,12 +351,13 @@ def _activations(
     Of a module that is made again, one layer's worth stands during its backward.
     """
     unfused = trainer.timing.kernel_attention == "unfused"
-    kept = layer_activations(
-        arch, layout, dropout=unfused, unfused=unfused,
+    keeping = Keeping(
+        layout, dropout=unfused, unfused=unfused,
         linear_input=None if options.dtype in ("bf16", "fp16", "fp32") else 1.0, compiled=options.compiled,
         # a scoring pass drops what was gathered
         gathers_once=forward_only or options.switches_of(trainer).gathers_once,
     )  # fmt: skip
+    kept = layer_activations(arch, keeping)
     space = trainer.workspace
     modules = options.recompute_modules
     dense, scores = kept.dense * tokens, kept.scores * pairs

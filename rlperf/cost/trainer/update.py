@@ -28,7 +28,7 @@ from rlperf.cost.trainer.parallel import (
 )
 from rlperf.cost.trainer.parameters import OFFLOADS_ACTIVATIONS, StageParameters, stage_parameters
 from rlperf.cost.trainer.pipeline import launch_s, stage_times, warm_up
-from rlperf.cost.trainer_device import PLAIN, TrainerDevice, UpdateOptions, work_of
+from rlperf.cost.trainer_device import PLAIN, Keeping, TrainerDevice, UpdateOptions, work_of
 from rlperf.layout import RECOMPUTE, BoolArray, FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.hardware import Hardware
@@ -279,7 +279,7 @@ def _parked_s(arch: Architecture, device: TrainerDevice, one: _Pass) -> FloatArr
     parked = np.isin(layout.offload, OFFLOADS_ACTIVATIONS)
     if not np.any(parked):
         return np.zeros(())
-    kept = layer_activations(arch, layout, gathers_once=device.switches.gathers_once)
+    kept = layer_activations(arch, Keeping(layout, gathers_once=device.switches.gathers_once))
     full = layout.activation_recompute == RECOMPUTE.index("full")
     copy = host_copy_s(device.hw, np.where(full, kept.boundary, kept.dense + kept.routed) * device.work.tokens)
     exposed = np.maximum(copy - one.forward, 0.0) + np.maximum(copy - one.backward - one.recompute, 0.0)

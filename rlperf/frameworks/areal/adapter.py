@@ -26,6 +26,7 @@ from rlperf.frameworks.fields import (
     NEGATED,
     RECOMPUTE,
     SGLANG_KV_DTYPE,
+    UPDATES,
     Field,
     Setting,
     Target,
@@ -49,11 +50,6 @@ _EXPORTS = "rollout.agent.export_style"
 _STYLE = Unit(lambda value, _: value == "individual", lambda value, _: "individual" if value else None)
 _WHOLE = 1 << 20
 _CHUNKED = Unit(lambda value, _: 0 < int(value) < _WHOLE, lambda value, _: 1024 if value else _WHOLE)
-_MINI = Unit(
-    lambda value, run: -(-run.batch.prompts // max(int(value), 1)),
-    lambda value, run: max(run.batch.prompts // value, 1),
-    "optimizer updates per step",
-)
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.tensor_parallel trainer.expert_parallel trainer.expert_tensor_parallel", "actor.backend"),
@@ -63,7 +59,7 @@ FIELDS: tuple[Field, ...] = (
     *elsewhere("rollout.tensor_parallel rollout.pipeline_parallel", "rollout.backend"),
     field("batch.prompts_per_step", "train_dataset.batch_size", note="prompts"),
     field("batch.group_size", "gconfig.n_samples"),
-    field("batch.mini_batch", "actor.ppo_n_minibatches", _MINI),
+    field("batch.mini_batch", "actor.ppo_n_minibatches", UPDATES),
     field("batch.max_prompt_tokens", "train_dataset.max_length"),
     field("batch.max_response_tokens", "gconfig.max_new_tokens"),
     field("batch.context_tokens", "gconfig.max_tokens", note="prompt + response"),

@@ -17,6 +17,7 @@ from rlperf.frameworks.fields import (
     RECOMPUTE,
     RESHARD,
     TOKENS_PER_DEVICE,
+    UPDATES,
     Field,
     Setting,
     Target,
@@ -55,18 +56,13 @@ SHARDED = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """``sharding_strategy`` as ZeRO stage: read under ``strategy: fsdp`` alone (strategy/fsdp.py:156), the default."""
 _RESHARD = replace(RESHARD, takes=frozenset(SHARDED.values()))
 """Of ``strategy: fsdp2``, which always shards: stage 0 is written as FSDP1's."""
-_MINI = Unit(
-    lambda value, run: -(-run.batch.prompts // max(int(value), 1)),
-    lambda value, run: max(run.batch.prompts // value, 1),
-    "updates of a step",
-)
 
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.parked", "actor.enable_offload (FSDP), actor.offload_weight and offload_optimizer (Megatron)"),
     *elsewhere("trainer.scoring_token_budget", "runner.max_tokens_per_mbs: both passes fill alike"),
     field("batch.prompts_per_step", "data.rollout_batch_size", note="prompts"),
     field("batch.group_size", A + "group_size"),
-    field("batch.mini_batch", A + "n_minibatches", _MINI),
+    field("batch.mini_batch", A + "n_minibatches", UPDATES),
     field("batch.max_prompt_tokens", "data.max_prompt_length"),
     field("batch.max_response_tokens", A + "sampling_params.max_new_tokens"),
     field("batch.context_tokens", "runner.seq_length", note="prompt + response"),

@@ -11,12 +11,17 @@ import pytest
 from rlperf.calibrate.rows_beside import HOST_FLOOR
 from rlperf.calibrate.training_rows import CAST_BYTES, MEGATRON_BYTES
 from rlperf.calibrate.validate import Report, validate_file
+from rlperf.cost.collectives import dispatch_combine_s
+from rlperf.cost.moe import Dealt, ExpertShape, grouped_with, moe_fit
 from rlperf.cost.roofline import gemm_s, small_op_s, stream_s
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.trainer_calibration import load_trainer
 
 LAYER = ("gpu", "src", "model", "tp", "layer", "unit", "num", "latency_us")
 TRAINING = ("gpu", "src", "kernel", "provider", "pass", "x_name", "x_value", "config", "latency_us")
+FUSED = ("gpu", "src", "kernel", "phase", "dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
+         "ep_size", "distribution", "latency_us")  # fmt: skip
 ENGINE, EAGER = "llmservingsim-vllm-0.19.0", "llmservingsim-v0-hf-eager"
 LLAMA = "meta-llama/Llama-3.1-8B"
 H100 = load_hardware("h100_sxm")
@@ -135,6 +140,30 @@ def test_rows_of_twice_the_size_and_the_same_time_show_the_host(tmp_path: Path) 
     assert len(told(tmp_path, TRAINING, [row(1024, 900), row(2048, 1000)]).predictions) == 2
 
 
+def test_a_kernel_of_experts_and_their_exchange_is_held_against_the_sum_of_both(tmp_path: Path) -> None:
+    routings = ("balanced", "power_law_1.2", "power_law_1.01")
+    rows: list[tuple[object, ...]] = [
+        ("b200_sxm", "sglang-0.5.16", "deepgemm_megamoe", "generation", "w4a8_mxfp4_mxfp8", 64, 3584, 3072, 16, 896, 8,
+         routing, 400)
+        for routing in routings
+    ]  # fmt: skip
+    report = told(tmp_path, FUSED, rows)
+    even, skewed = seconds(report)
+    hw, engine = load_hardware("b200_sxm"), load_engine_calibration("sglang")
+    fit, _ = moe_fit(hw, "w4a8_mxfp4", engine.moe_kernels)
+    shape, sent = ExpertShape(3584, 3072, 896, 16), float(dispatch_combine_s(hw, 64, 3584, 16, 896, 8, 8))
+    # 64 tokens a device: 512 of the group, whose 8,192 pairs touch all 896 experts
+    products = grouped_with(
+        hw.device, fit, 512.0, shape, 8, dtype="w4a8_mxfp4", dealt=Dealt(dispatched=True, balanced=True)
+    )
+    assert even == pytest.approx(float(products) + sent)
+    uneven = Dealt(skew=8.0**fit.skew_exponent, touched_share=fit.skew_touched, dispatched=True)
+    assert skewed - sent == pytest.approx(
+        float(grouped_with(hw.device, fit, 512.0, shape, 8, dtype="w4a8_mxfp4", dealt=uneven))
+    )
+    assert list(report.refused_lines.values()) == [(4,)]
+
+
 @pytest.mark.parametrize(
     ("kernel", "provider", "each", "word"),
     [
@@ -162,5 +191,9 @@ def test_given_tables_are_predicted(measured_data: Path) -> None:
     assert len(off) == 88 and np.median(off) < 0.06
     training = validate_file(measured_data / "kernels" / "training_ops.csv", "kernels")
     assert training.rows == 1091 and training.predicted + sum(training.refused.values()) == 1091
+    fused = validate_file(measured_data / "kernels" / "megamoe.csv", "kernels")
+    assert (fused.rows, fused.predicted) == (292, 260)
+    decodes = [one for one in fused.predictions if one.group.startswith("generation")]
+    assert np.median([abs(one.predicted / one.measured - 1.0) for one in decodes]) < 0.2
     heads = [one for one in training.predictions if one.group.startswith("fused_linear_grpo_loss_token, torch, full")]
     assert len(heads) == 5

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlperf.calibrate import collective_rows, layer_rows, training_rows
+from rlperf.calibrate import collective_rows, fused_rows, layer_rows, training_rows
 from rlperf.calibrate.expert_fits import group_limited
 from rlperf.calibrate.kernel_fits import interval_of
 from rlperf.calibrate.kernel_seconds import (
@@ -67,6 +67,7 @@ NO_CONSTANTS = "neither the device nor one that it borrows from has constants of
 
 _BY_ROW = (
     (collective_rows.COLUMNS, collective_rows.outcome),
+    (fused_rows.COLUMNS, fused_rows.outcome),
     (layer_rows.COLUMNS, layer_rows.outcome),
     (training_rows.COLUMNS, training_rows.outcome),
 )

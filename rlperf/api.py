@@ -214,8 +214,12 @@ def plan_question(question: Question, *, folder: Path | None, report: Tell | Non
     try:
         return planner.plan_job(context, facts=question.facts, report=report, defaults=question.defaults)
     except InfeasibleError as error:
-        again = partial(ask, folder=folder, to_plan=True)
-        raise with_what_fits(error, question.job if context.asked is None else context.asked, again, report) from error
+        asked = question.job if context.asked is None else context.asked
+
+        def again(job: Job) -> tuple[Context, FrameworkFacts]:
+            return ask(job, folder=folder, to_plan=True).pair
+
+        raise with_what_fits(error, asked, again, report) from error
 
 
 def predict_job(job: Jobs | None = None, **values: Any) -> Prediction:

@@ -98,31 +98,24 @@ def explain(
 
 def _of_plan(plan: Plan, question: Question, floor: float, task: str | None) -> Explained:
     steps, notes = steps_of_plan(plan, question.context, task)
-    found = explain_prediction(steps, floor=floor, notes=notes, able=able_here(question))
-    return Explained(feasible(found, question))
+    return Explained(explain_prediction(steps, floor=floor, notes=notes, able=able_here(question)))
 
 
 def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: float, task: str | None) -> Explained:
     question = ask(job, task=task)
     if not scale:
         steps, notes = steps_of_job(*question.pair)
-        causes = explain_prediction(steps, floor=floor, notes=notes, able=able_here(question))
-        return Explained(feasible(causes, question))
+        return Explained(explain_prediction(steps, floor=floor, notes=notes, able=able_here(question)))
     if len(scale) < 2:
         raise SpecError("--scale needs at least two numbers of devices")
     jobs = [scaled_job(question.job, question.context.cluster, devices) for devices in sorted(scale)]
     predicted = [steps_of_job(*ask(each, folder=folder).pair) for each in jobs]
     found = _at_scales(predicted, floor)
-    return replace(found, causes=feasible(found.causes, question))
+    return replace(found, causes=_advised(found.causes, able_here(question)))
 
 
 _KEYED = {"partial_rollout": "batch.over_provision", "over_provisioning": "batch.over_provision"}
 """Advice that needs a key of the framework -> the setting."""
-
-
-def feasible(found: Explanation, question: Question) -> Explanation:
-    """Without advice that the job's framework, its devices or its pools do not let follow."""
-    return _advised(found, able_here(question))
 
 
 def able_here(question: Question) -> dict[str, bool]:
@@ -145,6 +138,7 @@ def _able(framework: str, modes: Iterable[Mode]) -> dict[str, bool]:
 
 
 def _advised(found: Explanation, able: Mapping[str, bool]) -> Explanation:
+    """Without advice that nobody is able to follow."""
     causes = (replace(c, advice=tuple(a for a in c.advice if able.get(a.knob, True))) for c in found.causes)
     return replace(found, causes=tuple(causes))
 

@@ -20,7 +20,7 @@ from rlperf.diagnose.explain import Cause, Explanation, Interaction
 from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
 from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import SpecError
-from rlperf.explaining import feasible
+from rlperf.explaining import able_here
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.plan.answer.phases import phases_of
 from rlperf.plan.answer.plan import Phase, Plan
@@ -256,18 +256,19 @@ def test_times_are_said_as_every_other_command_says_them(capsys: pytest.CaptureF
 def test_advice_is_for_those_who_can_follow_it(colocated: tuple[Question, Path], steps: PredictedSteps) -> None:
     """Partial rollouts were advised to verl, which has no key for them, and fp8 caches where nothing reads them."""
     asked = colocated[0]
-    every = tuple(
-        Advice(knob, "") for knob in ("partial_rollout", "kv_dtype", "colocate", "split", "staleness", "routing")
-    )
-    found = explain_prediction(steps)
-    found = replace(found, causes=(replace(found.causes[0], advice=every),))
+    every = {"partial_rollout", "kv_dtype", "colocate", "split", "staleness", "routing"}
 
     def left(question: Question) -> set[str]:
-        return {each.knob for each in feasible(found, question).causes[0].advice}
+        return {knob for knob in every if able_here(question).get(knob, True)}
 
-    assert left(asked) == {each.knob for each in every} - {"partial_rollout"}  # verl
+    assert left(asked) == every - {"partial_rollout"}  # verl
     assert "partial_rollout" in left(replace(asked, facts=framework_facts("slime")))
     old = replace(asked.context.rollout_hardware, device=load_device("ascend_910b"))
     assert "kv_dtype" not in left(replace(asked, context=replace(asked.context, rollout_hardware=old)))
     own = asked.job.model_copy(update={"pools": (PoolSpec(role="rollout", cluster="hgx_h20"),)})
     assert not {"colocate", "split"} & left(replace(asked, context=replace(asked.context, job=own)))
+
+    def advised(able: dict[str, bool]) -> set[str]:
+        return {each.knob for cause in explain_prediction(steps, able=able).causes for each in cause.advice}
+
+    assert advised({}) and not advised(dict.fromkeys(advised({}), False))

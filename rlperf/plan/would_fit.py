@@ -9,28 +9,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import screen
+from rlperf.plan.size_offers import Asked
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import Offload
 from rlperf.specs.profiles import architecture_names, architecture_reading, load_cluster
 from rlperf.told import Tell, quiet
 
-
-class Resolved(Protocol):
-    """A job with what stands behind its names."""
-
-    @property
-    def pair(self) -> tuple[Context, FrameworkFacts]:
-        """Its context, and the rules of its framework."""
-
-
-Ask = Callable[[Job], Resolved]
 ON_A_NODE, NODES = (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of devices, and of nodes, that are tried."""
 MOST_TIMES = 32
@@ -40,7 +31,7 @@ _SIZE = re.compile(r"(.*?[-_])(\d+(?:\.\d+)?)B(-A\d+(?:\.\d+)?B)?")
 """A shipped name: its series, and its size in 1e9 parameters."""
 
 
-def with_what_fits(error: InfeasibleError, job: Job, ask: Ask, report: Tell | None = None) -> InfeasibleError:
+def with_what_fits(error: InfeasibleError, job: Job, ask: Asked, report: Tell | None = None) -> InfeasibleError:
     """The refusal with what would fit, where it is for want of memory; else as it is."""
     if not error.lacks_memory:
         return error
@@ -48,12 +39,12 @@ def with_what_fits(error: InfeasibleError, job: Job, ask: Ask, report: Tell | No
     return InfeasibleError(error.message, error.rejections, error.nearest_miss, lacks_memory=True, fits=fits)
 
 
-def what_fits(job: Job, ask: Ask, report: Tell) -> tuple[str, ...]:
+def what_fits(job: Job, ask: Asked, report: Tell) -> tuple[str, ...]:
     """Changes of a job under each of which it has a candidate, in words; empty where none of them is enough."""
 
     def fits(changed: Job) -> Configuration | None:
         try:
-            return first_candidate(*ask(changed).pair)
+            return first_candidate(*ask(changed))
         except SpecError:  # the framework has no key for it, or the batch does not divide
             return None
 
@@ -65,7 +56,7 @@ def what_fits(job: Job, ask: Ask, report: Tell) -> tuple[str, ...]:
     return tuple(found)
 
 
-def first_candidate(context: Context, facts: FrameworkFacts) -> Configuration | None:
+def first_candidate(context: Context, facts: FrameworkFacts | None) -> Configuration | None:
     """The best screened candidate of the job's first task, where all of its tasks have one."""
     best = None
     for task in context.tasks:

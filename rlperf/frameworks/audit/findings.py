@@ -312,7 +312,7 @@ class Cache:
         return self.tokens >= FEW_LONGEST * self.least
 
 
-def _key_findings(imported: Imported) -> list[Finding]:
+def _idle_or_uncounted(imported: Imported) -> list[Finding]:
     """Keys that do nothing, and those that change the work or the engine without being counted."""
     run, found = imported.run, list[Finding]()
     versions = imported.target.table.versions
@@ -376,7 +376,7 @@ def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) ->
         key = key_of(imported, ref("rollout.prefill_replicas"))
         message = f"{readers} engines read prompts, and of {replicas} none is left to write"
         found.append(Finding("error", key, message, "let fewer read", "launch", imported.where(key), rule="readers"))
-    found += _key_findings(imported)
+    found += _idle_or_uncounted(imported)
     found += _across_nodes(imported, max(run.devices_per_node, domain))
     chunked = run.rollout.chunked_prefill
     # SGLang takes a longer prompt alone (managers/schedule_policy.py of 0.5.23)

@@ -17,7 +17,7 @@ from rlperf.plan.floor import LeastStep, floor_of
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.words import layout_words
-from rlperf.plan.size_offers import Asked, offered_jobs, unpriced_of
+from rlperf.plan.size_offers import Resolve, offered_jobs, unpriced_of
 from rlperf.plan.size_target import SizeTarget
 from rlperf.processes import over_cores
 from rlperf.specs.job import Job
@@ -202,7 +202,7 @@ not."""
 
 
 def size_job(
-    job: Job, target: SizeTarget, ask: Asked, *, clusters: Sequence[str] = (), most_nodes: int = 64,
+    job: Job, target: SizeTarget, ask: Resolve, *, clusters: Sequence[str] = (), most_nodes: int = 64,
     report: Tell | None = None,
 ) -> Sizing:  # fmt: skip
     """The cluster with the fewest devices that meets ``target``; the cheapest where every cluster has a price.
@@ -257,7 +257,7 @@ class _Searched:
     floor: Floor | None
 
 
-def _searched(job: Job, *, target: SizeTarget, ask: Asked, most_nodes: int, report: Tell) -> _Searched:
+def _searched(job: Job, *, target: SizeTarget, ask: Resolve, most_nodes: int, report: Tell) -> _Searched:
     """One cluster: a piece of work that may run in another process."""
     tried = _Tried(job, target, ask, most_nodes, report).search()
     least = tried.least
@@ -265,7 +265,7 @@ def _searched(job: Job, *, target: SizeTarget, ask: Asked, most_nodes: int, repo
     return _Searched(tuple(tried.rows), {row.nodes: tried.plans[row.nodes] for row in tried.rows if row.meets}, floor)
 
 
-def _in_full(plan: Plan | None, ask: Asked) -> Plan | None:
+def _in_full(plan: Plan | None, ask: Resolve) -> Plan | None:
     """The plan of the best cluster with all that `rlperf plan` says of it: of the others only numbers are wanted."""
     if plan is None or all(phase.pool("trainer").layout.pipeline_parallel == 1 for phase in plan.phases):
         return plan
@@ -279,7 +279,7 @@ class _Tried:
 
     job: Job
     target: SizeTarget
-    ask: Asked
+    ask: Resolve
     most: int
     tell: Tell
     plans: dict[int, Plan | None] = field(default_factory=dict)

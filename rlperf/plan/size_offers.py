@@ -18,7 +18,8 @@ from rlperf.specs.pool import PoolSpec
 from rlperf.specs.short_job import cluster_named
 from rlperf.units import parse_quantity
 
-Asked = Callable[[Job], tuple[Context, FrameworkFacts | None]]
+Resolve = Callable[[Job], tuple[Context, FrameworkFacts | None]]
+"""Gives a job its context and its framework's rules."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
@@ -67,7 +68,7 @@ def _priced(pool: PoolSpec, prices: Mapping[str, float | None]) -> PoolSpec:
     return pool if usd is None else pool.model_copy(update={"price": usd})
 
 
-def unpriced_of(offered: Sequence[Job], target: SizeTarget, ask: Asked) -> tuple[str, ...]:
+def unpriced_of(offered: Sequence[Job], target: SizeTarget, ask: Resolve) -> tuple[str, ...]:
     """Everything that is wrong with any cluster, before the first is planned; what has no price, where none is due."""
     problems: list[Problem] = []
     unpriced: dict[str, None] = {}

@@ -15,7 +15,7 @@ from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import screen
-from rlperf.plan.size_offers import Asked
+from rlperf.plan.size_offers import Resolve
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.pool import Offload
@@ -31,7 +31,7 @@ _SIZE = re.compile(r"(.*?[-_])(\d+(?:\.\d+)?)B(-A\d+(?:\.\d+)?B)?")
 """A shipped name: its series, and its size in 1e9 parameters."""
 
 
-def with_what_fits(error: InfeasibleError, job: Job, ask: Asked, report: Tell | None = None) -> InfeasibleError:
+def with_what_fits(error: InfeasibleError, job: Job, ask: Resolve, report: Tell | None = None) -> InfeasibleError:
     """The refusal with what would fit, where it is for want of memory; else as it is."""
     if not error.lacks_memory:
         return error
@@ -39,7 +39,7 @@ def with_what_fits(error: InfeasibleError, job: Job, ask: Asked, report: Tell | 
     return InfeasibleError(error.message, error.rejections, error.nearest_miss, lacks_memory=True, fits=fits)
 
 
-def what_fits(job: Job, ask: Asked, report: Tell) -> tuple[str, ...]:
+def what_fits(job: Job, ask: Resolve, report: Tell) -> tuple[str, ...]:
     """Changes of a job under each of which it has a candidate, in words; empty where none of them is enough."""
 
     def fits(changed: Job) -> Configuration | None:

@@ -370,7 +370,7 @@ class DefaultsComparison(Frozen):
     notes: tuple[str, ...] = ()
 
 
-Asked = Annotated[Job, PlainSerializer(Job.stated)]
+StatedJob = Annotated[Job, PlainSerializer(Job.stated)]
 """A job of which only what was stated is written: the rest is filled in anew."""
 
 
@@ -379,7 +379,7 @@ class Plan(Frozen):
 
     schema_version: Literal[1] = 1
     job: Job
-    asked: Asked | None = Field(None, description="the job before its framework said what of it it runs")
+    asked: StatedJob | None = Field(None, description="the job before its framework said what of it it runs")
     status: Literal["optimal", "feasible"]
     objective: float = Field(description="over the horizon: seconds, USD, or the mean of device-s per 1e6 tokens")
     bound: float = Field(description="no choice of what was judged is below, wherever it lies (objective.bold)")

@@ -183,6 +183,19 @@ def test_operators_without_a_term_are_refused(tmp_path: Path, kernel: str, provi
     assert not report.predictions and word in next(iter(report.refused))
 
 
+def test_cells_that_are_no_numbers_refuse_their_row_alone(tmp_path: Path) -> None:
+    def row(name: str, value: object, config: str, us: object) -> tuple[object, ...]:
+        return "h100_sxm", "liger-0.8.0", "relu_squared", "torch", "full", name, value, config, us
+
+    report = told(tmp_path, TRAINING, [
+        row("N", 4096, "M=4096", 178), row("N", "many", "M=4096", 178), row("N", 4096, "M=4096", ""),
+        row("N", 4096, "M=nan", 178), row("N", 4096, "M=-1", 178),
+    ])  # fmt: skip
+    assert len(report.predictions) == 1 and sum(report.refused.values()) == 4
+    layer = told(tmp_path, LAYER, [("h100_sxm", ENGINE, LLAMA, 1, "act_fn", "tokens", "few", 9)])
+    assert not layer.predictions and "'few' is not a number" in next(iter(layer.refused))
+
+
 def test_given_tables_are_predicted(measured_data: Path) -> None:
     layers = validate_file(measured_data / "kernels" / "layer_ops.csv", "kernels")
     assert layers.rows == 778 and layers.predicted == 646

@@ -71,7 +71,7 @@ def figure(row: Row) -> PredictedFigure:
         row_id=row.row_id,
         group=f"{layer}, {'eager' if eager else 'engine'}",
         metric="latency_us",
-        measured=(row.number("latency_us") or 0.0),
+        measured=row.measured("latency_us"),
         predicted=seconds * 1e6,
         low=seconds * spread.low * 1e6,
         high=seconds * spread.high * 1e6,

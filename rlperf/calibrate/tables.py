@@ -67,6 +67,13 @@ class Row:
             raise SpecError(Problem(f"{column} {text!r} is {what}", line=self.line))
         return value
 
+    def measured(self, column: str) -> float:
+        """The cell as a measurement; `SpecError` where it is blank or 0, too."""
+        value = self.number(column)
+        if not value:
+            raise SpecError(Problem(f"{column} states no measurement", line=self.line))
+        return value
+
     def count(self, column: str, default: int = 1, most: float = MOST_COUNT) -> int:
         """The cell as a positive whole number of at most ``most``, ``default`` where it is blank."""
         value = self.number(column)

@@ -21,6 +21,7 @@ from rlperf.errors import SpecError
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import Timing, load_trainer
+from rlperf.units import MOST
 
 COLUMNS = ("gpu", "kernel", "provider", "pass", "x_name", "x_value", "config", "latency_us")
 
@@ -228,19 +229,27 @@ def outcome(table: Table) -> Outcome:
 
 def _host_bound(table: Table) -> frozenset[str]:
     """Rows that take hardly longer or shorter (`_ALIKE`) than one of twice or half their size: the host's launches."""
-    alike: dict[tuple[str, ...], list[Row]] = {}
+    alike: dict[tuple[str, ...], list[tuple[float, float, str]]] = {}
     for row in table:
-        if row.text("x_name") in _SIZES and row.text("kernel") != "embedding":
+        size = _size(row)
+        if size and row.text("x_name") in _SIZES and row.text("kernel") != "embedding":
             key = ("gpu", "src", "kernel", "provider", "pass", "config")
-            alike.setdefault(tuple(row.text(name) for name in key), []).append(row)
+            alike.setdefault(tuple(row.text(name) for name in key), []).append((*size, row.row_id))
     found: set[str] = set()
     for rows in alike.values():
-        sized = sorted((row.number("x_value") or 0.0, row.number("latency_us") or 0.0, row.row_id) for row in rows)
-        for small, short, first in sized:
-            for large, long, second in sized:
-                if large >= 2.0 * small > 0.0 and long < _ALIKE * short and short < _HOST_US:
+        for small, short, first in rows:
+            for large, long, second in rows:
+                if large >= 2.0 * small and long < _ALIKE * short and short < _HOST_US:
                     found |= {first, second}
     return frozenset(found)
+
+
+def _size(row: Row) -> tuple[float, float] | None:
+    """What a row varies, and its time [us]; None where one of them is no number, which the row's reader says."""
+    try:
+        return row.measured("x_value"), row.measured("latency_us")
+    except SpecError:
+        return None
 
 
 def figure(row: Row) -> PredictedFigure:
@@ -265,7 +274,7 @@ def figure(row: Row) -> PredictedFigure:
         row_id=row.row_id,
         group=f"{kernel}, {_way(provider)}, {passed}",
         metric="latency_us",
-        measured=(row.number("latency_us") or 0.0),
+        measured=row.measured("latency_us"),
         predicted=seconds * 1e6,
         low=seconds * spread.low * 1e6,
         high=seconds * spread.high * 1e6,
@@ -293,9 +302,12 @@ def _operator_of(row: Row) -> TimedOperator:
     model, numbers = texts.pop("model_config", ""), {}
     for name, text in texts.items():
         try:
-            numbers[name] = float(text)
+            value = float(text)
         except ValueError:
-            continue
+            continue  # a name of a function or a dtype
+        if not 0.0 < value <= MOST:
+            raise SpecError(f"{name} {text!r} is no positive number")
+        numbers[name] = value
     way = _way(row.text("provider"))
     backend, fused = _BACKENDS.get(way, _BACKENDS.get(way.split("-")[0], ("", False)))
     if not backend:

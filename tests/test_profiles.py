@@ -271,12 +271,18 @@ def test_what_the_command_lists_it_shows(kind: str, capsys: pytest.CaptureFixtur
         assert f"{json.loads(capsys.readouterr().out)['kind']}s" == kind.rpartition("/")[2]
 
 
-def test_profiles_are_shown_in_four_digits_and_printed_exactly(capsys: pytest.CaptureFixture[str]) -> None:
-    """The memory of an H100 stood there as 85.01887762432001 GB."""
+def test_profiles_are_shown_in_four_digits_and_printed_exactly(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of an H100 stood there as 85.01887762432001 GB, and lists of fields as Python prints them."""
+    monkeypatch.setenv("COLUMNS", "200")
     show("h100_sxm")
     said = capsys.readouterr().out
     assert "85.02 GB" in said and "52.43 MB" in said and "1.979 PFLOP/s" in said and "450 GB/s" in said
     assert not re.search(r"\d\.\d{4,} ", said)
+    show("math")  # lengths, whose laws are lists
+    said = capsys.readouterr().out
+    assert "family: normal, first: 8.509, second: 7.692, weight: 0.3585" in said and "{'" not in said
     show("h100_sxm", as_json=True)
     assert json.loads(capsys.readouterr().out)["memory_usable"] == "85.01887762432001 GB"
 

@@ -137,6 +137,7 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, list):
-        kinds = list(dict.fromkeys(map(str, value)))
-        return ", ".join(f"{value.count(kind)} x {kind}" if len(value) > 4 else kind for kind in kinds)
+        said = [_text(each).replace("\n", ", ") for each in value]
+        between = "\n" if any(isinstance(each, dict) for each in value) else ", "
+        return between.join(f"{said.count(one)} x {one}" if len(said) > 4 else one for one in dict.fromkeys(said))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.plan.pipeline.bounds import assignment_bound_s
@@ -35,21 +36,35 @@ class PipelinePlan:
     partition : layers of each stage; placement : device of each stage; orders : of each device
     makespan_s : of one iteration [s]; bound_s : no plan at all ends before [s]; gap : makespan / bound - 1 [-]
     work_bound_s : the plain bound, max(total work / P, heaviest layer) [s]
-    optimal : makespan equals the bound, or an exact search has proven it
+    optimal : makespan equals the bound, or an exact search has proven it (``proven``)
     source : name of the standard schedule it is, or ``search`` or ``exact``
     standards : what the standard schedules give; passes, seconds : what the search took
     """
 
+    problem: PipelineProblem
     partition: tuple[int, ...]
     placement: tuple[int, ...]
     timeline: PipelineTimeline
-    bound_s: float
-    work_bound_s: float
-    optimal: bool
+    proven: bool
     source: str
     standards: tuple[StandardSchedule, ...]
     passes: int
     seconds: float
+
+    @cached_property
+    def bound_s(self) -> float:
+        """An integer program's, solved when somebody asks [s]."""
+        return self.makespan_s if self.proven else assignment_bound_s(self.problem)
+
+    @property
+    def work_bound_s(self) -> float:
+        """The plain bound [s]."""
+        return self.problem.work_bound_s
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no plan ends before."""
+        return self.makespan_s <= self.bound_s * (1.0 + 1e-6)
 
     @property
     def makespan_s(self) -> float:
@@ -118,14 +133,12 @@ def optimize(
     if not choices:
         raise _infeasible(problem, standards, len(starts))
     timeline, partition, source = min(choices, key=lambda choice: choice[0].makespan_s)
-    bound = assignment_bound_s(problem) if proven is None else timeline.makespan_s
     return PipelinePlan(
+        problem=problem,
         partition=partition,
         placement=timeline.placement,
         timeline=timeline,
-        bound_s=bound,
-        work_bound_s=problem.work_bound_s,
-        optimal=timeline.makespan_s <= bound * (1.0 + 1e-6),
+        proven=proven is not None,
         source=source,
         standards=standards,
         passes=min(budget.used, budget.passes),

@@ -197,6 +197,18 @@ def test_a_judge_in_turn_with_the_trainer_takes_the_memory_that_pays() -> None:
     assert seconds[None] < 0.95 * seconds[0.5]
 
 
+@pytest.mark.parametrize(
+    ("framework", "kind", "hides"),
+    [("verl==0.8", "teacher", False), ("verl==0.9.1", "teacher", True), ("verl==0.9.1", "judge", True),
+     ("verl==0.9.1", "reference", False), ("nemo_rl", "teacher", False)],
+)  # fmt: skip
+def test_who_scores_while_others_generate_follows_the_framework(framework: str, kind: str, hides: bool) -> None:
+    """verl's agent loop scores a sample as it ends since its V1 trainer; a reference waits for the trainer's batch."""
+    scorer = {**TEACHER, "kind": kind, "architecture": None if kind == "reference" else "Qwen3-14B", "overlap": None}
+    (stage,) = judged(scorer, framework=framework)[1].scorers
+    assert stage.own and stage.overlap is hides
+
+
 def test_what_is_left_beside_a_scorer_fills_nodes_where_files_count_them() -> None:
     """A teacher on half a node of four: 12 devices remain, which `trainer.nnodes` x `n_gpus_per_node` cannot say."""
     pools = [{key: value for key, value in pool.items() if key != "devices"} for pool in JOB["pools"]]

@@ -214,7 +214,7 @@ def trainer_facts(framework: str, backend: str, version: str) -> dict[str, str |
     data = facts_data(framework)
     found: dict[str, str | int] = trainer_facts(data["relative"], backend, "") if data.get("relative") else {}
     for fact, name in OF_RELEASES.items():
-        for value in _in_release(data.get(fact, {}).get(backend, {}), version):
+        for value in in_release(data.get(fact, {}).get(backend, {}), version):
             found[name] = value
     if {"all", version.strip().removeprefix("v")} & set(data.get("whole_gradients", {}).get(backend, ())):
         found["whole_gradients"] = True
@@ -228,11 +228,11 @@ def under_way_of(framework: str, version: str) -> dict[str, UnderWay]:
     >>> under_way_of("verl", "0.8.0"), under_way_of("miles", "main"), under_way_of("slime", "0.3")
     ({'async': 16, 'streaming': 16}, {'async': 'batch'}, {})
     """
-    told = {mode: _in_release(spans, version) for mode, spans in facts_data(framework).get("under_way", {}).items()}
+    told = {mode: in_release(spans, version) for mode, spans in facts_data(framework).get("under_way", {}).items()}
     return {mode: values[-1] for mode, values in told.items() if values}
 
 
-def _in_release(spans: Mapping[str, Told], version: str) -> list[Told]:
+def in_release(spans: Mapping[str, Told], version: str) -> list[Told]:
     """What facts say of the spans of versions that a release is in."""
     found = []
     for span, value in spans.items():
@@ -320,10 +320,12 @@ class FrameworkFacts(Frozen):
         description="trainer backend -> span of versions -> whether weights, and a resident reference's, stay on the "
         "devices where states are parked; absent: they go with them",
     )
+    reward_hidden: dict[str, float] = Field(
+        {}, description="span of versions -> share of rewards' time under a rollout"
+    )
     under_way: dict[str, dict[str, UnderWay]] = Field(
         {},
-        description="execution mode -> span of versions -> groups of samples that its program has under way at once, "
-        "of a replica, or as many as a ``batch`` has; absent: what staleness allows",
+        description="execution mode -> span of versions -> most groups under way at once, a replica's or a ``batch``'s",
     )
     pads: dict[str, Pads] = Field({}, description="trainer backend -> padding unpacked, where a relative's differs")
     whole_gradients: dict[str, tuple[str, ...]] = Field(

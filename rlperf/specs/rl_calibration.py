@@ -16,7 +16,7 @@ from pydantic import Field
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Z95
 from rlperf.specs.calibration_files import calibration_names, find_calibration, read_calibration
-from rlperf.specs.framework import UnderWay, facts_data, trainer_facts, under_way_of
+from rlperf.specs.framework import UnderWay, facts_data, in_release, trainer_facts, under_way_of
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.overhead import Overhead, Provenance, Rate, ServedAdapters, TrainerOverheads
@@ -82,7 +82,8 @@ class FrameworkCalibration(Frozen):
     old_policy_pass : when the trainer scores the old policy: ``always``; ``off_policy`` only with several optimizer
         updates per rl_step; ``never`` where the engine's log-probabilities serve
     quantises : where weights get the engine's dtype: before they are sent, or as the engine loads them (16 bits travel)
-    reward_hidden : share of the reward time that runs while other samples are still being generated [1]
+    reward_hidden : share of the reward time that runs while other samples are still being generated [1]; `running` sets
+        what facts say of a release
     in_flight_updates, partial_rollout : what the asynchronous mode does by default: engines take weights while they
         generate; requests are interrupted by a weight sync, and their cache is computed again
     counts_groups : the asynchronous staleness bound counts groups, which train in the order in which they end;
@@ -227,12 +228,16 @@ class FrameworkCalibration(Frozen):
 
         >>> [load_framework_calibration(name).pace is None for name in ("nemo_rl_megatron", "slime")]
         [True, False]
+        >>> [load_framework_calibration(f"verl=={version}").reward_hidden for version in ("0.8.0", "0.9.1")]
+        [0.0, 0.8]
         """
         said, pace = trainer_facts(framework, trainer, version), self.pace
         if (pace is None and not self.calibrated_on) or (pace is not None and pace.trainer != trainer):
             pace = load_trainer_paces().of_stranger(pace.without if pace else "", trainer)
         training, groups = self.training.model_copy(update=said), under_way_of(framework, version)
-        return self.model_copy(update={"training": training, "pace": pace, "under_way": groups})
+        hidden = [*in_release(facts_data(framework).get("reward_hidden", {}), version), self.reward_hidden][0]
+        changed = {"training": training, "pace": pace, "under_way": groups, "reward_hidden": float(hidden)}
+        return self.model_copy(update=changed)
 
     def as_stranger(self) -> FrameworkCalibration:
         """With the intervals of frameworks that nobody fitted: those of a fitted one hold for itself alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rlperf.cost.trainer.memory import MemoryParts
@@ -12,11 +13,12 @@ OPTIMIZER_OFFLOAD = "optimizer offload"
 
 @dataclass(frozen=True)
 class MemoryKnob:
-    """One thing to change, what it frees on the device (at most), and why."""
+    """One thing to change, what it frees on the device (at most), and why; ``field``: of a pool that states it."""
 
     setting: str
     frees_bytes: float
     why: str
+    field: str
 
 
 def knobs(layout: Layout, parts: MemoryParts, microbatch_tokens: float, chunked_loss: bool = False) -> list[MemoryKnob]:
@@ -29,28 +31,36 @@ def knobs(layout: Layout, parts: MemoryParts, microbatch_tokens: float, chunked_
     logits, activations = float(parts.logits), float(parts.activations)
     shards = float(layout.shards)
     if not chunked_loss and logits > 0:
-        found.append(
-            MemoryKnob("fused or chunked loss", 0.9 * logits, "logits and their gradients stand whole in memory")
-        )
+        why = "logits and their gradients stand whole in memory"
+        found.append(MemoryKnob("fused or chunked loss", 0.9 * logits, why, "chunked_loss"))
     zero = int(layout.zero_stage)
     duplicated = {0: float(parts.optimizer), 1: float(parts.gradients), 2: float(parts.weights)}
     if zero < 3 and shards > 1:
         name = {0: "distributed optimizer (zero_stage 1)", 1: "zero_stage 2", 2: "zero_stage 3 (FSDP)"}[zero]
-        found.append(MemoryKnob(name, duplicated[zero] * (1 - 1 / shards), "every data-parallel rank holds a copy"))
+        why = "every data-parallel rank holds a copy"
+        found.append(MemoryKnob(name, duplicated[zero] * (1 - 1 / shards), why, "zero_stage"))
     if int(layout.tensor_parallel) > 1 and not int(layout.sequence_parallel):
         found.append(
-            MemoryKnob("sequence_parallel", 0.3 * activations, "norms and residuals are kept on every tensor rank")
-        )
+            MemoryKnob(
+                "sequence_parallel", 0.3 * activations, "norms and residuals are kept on every tensor rank",
+                "sequence_parallel",
+            )
+        )  # fmt: skip
     if microbatch_tokens > 1024 and activations + logits > 0:
         found.append(
-            MemoryKnob("half the tokens per microbatch", 0.5 * (activations + logits), "both grow with tokens")
+            MemoryKnob(
+                "half the tokens per microbatch", 0.5 * (activations + logits), "both grow with tokens", "token_budget"
+            )
         )
     recompute = RECOMPUTE[int(layout.activation_recompute)]
     if recompute != "full":
-        found.append(MemoryKnob("activation_recompute full", 0.8 * activations, f"recompute is {recompute}"))
+        why = f"recompute is {recompute}"
+        found.append(MemoryKnob("activation_recompute full", 0.8 * activations, why, "activation_recompute"))
     if OFFLOAD[int(layout.offload)] in ("none", "activations"):
         found.append(
-            MemoryKnob(OPTIMIZER_OFFLOAD, float(parts.optimizer), "moments and master weights can wait in host")
+            MemoryKnob(
+                OPTIMIZER_OFFLOAD, float(parts.optimizer), "moments and master weights can wait in host", "offload"
+            )
         )
     # of a fixed number of devices: what ZeRO shards over all of them does not get smaller on wider replicas
     copied = (
@@ -60,7 +70,7 @@ def knobs(layout: Layout, parts: MemoryParts, microbatch_tokens: float, chunked_
     )
     if zero < len(copied):
         words, held = copied[zero]
-        found.append(MemoryKnob("twice the tensor_parallel", 0.5 * float(held), f"{words} halve"))
+        found.append(MemoryKnob("twice the tensor_parallel", 0.5 * float(held), f"{words} halve", "tensor_parallel"))
     return found
 
 
@@ -71,6 +81,7 @@ def first_knob(
     *,
     microbatch_tokens: float = 4096.0,
     chunked_loss: bool = False,
+    set_by_planner: Collection[str] = (),
 ) -> MemoryKnob | None:
     """The first knob to turn for one (scalar) layout that does not fit; None where it fits or none is left.
 
@@ -79,11 +90,13 @@ def first_knob(
     Parameters
     ----------
     limit_bytes : device memory that may be used [bytes]
+    set_by_planner : fields of which every value has been tried, and none fits
     """
     excess = float(parts.total) - limit_bytes
     if excess <= 0:
         return None
-    choices = knobs(layout, parts, microbatch_tokens, chunked_loss)
+    every = knobs(layout, parts, microbatch_tokens, chunked_loss)
+    choices = [knob for knob in every if knob.field not in set_by_planner]
     enough = [knob for knob in choices if knob.frees_bytes >= excess and knob.setting != OPTIMIZER_OFFLOAD]
     if enough:
         return enough[0]

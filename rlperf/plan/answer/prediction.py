@@ -345,7 +345,7 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
         use = memory[role]
         more = human_bytes(use.total - use.allowed)
         held = evaluation.critic_held if role == "critic" else evaluation.held
-        knob = _engine_knob(use) if role == "rollout" or held is None else _trainer_knob(evaluation, use, held)
+        knob = _engine_knob(use) if role == "rollout" or held is None else _trainer_knob(context, evaluation, use, held)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
     share = _lost_share(evaluation, "preemption")
     if share >= WORTH_A_WORD:
@@ -374,15 +374,21 @@ def _open(value: object) -> bool:
     return value is None or (isinstance(value, tuple) and len(value) != 1)
 
 
-def _trainer_knob(evaluation: Evaluation, use: MemoryUse, held: TrainerBytes) -> str:
+SEARCHED_FOR_MEMORY = ("zero_stage", "activation_recompute", "tensor_parallel", "token_budget", "offload")
+"""Fields that decide a trainer's memory and that the planner tries where a job leaves them open."""
+
+
+def _trainer_knob(context: Context, evaluation: Evaluation, use: MemoryUse, held: TrainerBytes) -> str:
     """What frees enough of the trainer's memory, or of a critic's, at the least cost in time."""
-    settings = evaluation.configuration.pool("trainer").settings
+    settings, stated = evaluation.configuration.pool("trainer").settings, context.job.pool("trainer")
+    asked = {**stated.layout.model_dump(), **stated.settings.model_dump()}
     parts = held.parts
     scalar = parts.with_(**{name: np.ravel(getattr(parts, name))[0] for name in (*DEVICE_PARTS, "host")})
     engine = use.parts.get("engine, asleep", 0.0)
     knob = first_knob(
         evaluation.trainer.layout.take(0), scalar, use.allowed - engine - use.parts.get("reference", 0.0),
         microbatch_tokens=float(settings.token_budget or 4096), chunked_loss=bool(settings.chunked_loss),
+        set_by_planner=[name for name, value in asked.items() if name in SEARCHED_FOR_MEMORY and _open(value)],
     )  # fmt: skip
     if knob is None:
         return "more devices"

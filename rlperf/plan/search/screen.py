@@ -194,7 +194,10 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Ranked:
-    """The candidates of all parts ``[candidates]``; ``ranked``: the best first, the price of the path and all."""
+    """The candidates of all parts ``[candidates]``; ``ranked``: the best first, the price of the path and all.
+
+    Where a lenient screen lets memory pass, those that lack the least of it go before.
+    """
 
     parts: list[_Part]
     part_of: IntArray
@@ -210,6 +213,7 @@ class _Ranked:
         nothing, sizes = np.zeros(0), [len(part.found.r) for part in parts]
         objective = np.concatenate([nothing, *(part.found.objective for part in parts)])
         priced = objective + np.concatenate([nothing, *(part.found.price for part in parts)])
+        lacking = np.concatenate([nothing, *(part.source.lacking(part.found.r, part.found.t) for part in parts)])
         return cls(
             parts,
             np.repeat(np.arange(len(parts)), sizes),
@@ -217,7 +221,7 @@ class _Ranked:
             objective,
             np.concatenate([nothing, *(part.found.rl_step_s for part in parts)]),
             priced,
-            np.argsort(priced, kind="stable"),
+            np.lexsort((priced, lacking)),
         )
 
     def kept(self, context: Context, keep: int) -> list[tuple[int, Configuration]]:

@@ -259,6 +259,23 @@ class SplitColumns:
         training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peak_limits(context, trainer.backend[t])
         return np.asarray(generating & training)
 
+    def lacking(self, r: IntArray, t: IntArray) -> FloatArray:
+        """Bytes per device that pairs lack, where a lenient screen lets memory pass; a cache too small lacks a device.
+
+        Of what fits nowhere the nearest miss is told and predicted, and not what would be fastest on other devices.
+        """
+        if not self.forgiven & Reject.MEMORY:
+            return np.zeros(len(r))
+        rollout, trainer, context = self.rollout, self.trainer, self.context
+        shared = MODES[self.split.mode].shares_devices or context.borrows
+        asleep = rollout.asleep_bytes[r] if shared else np.zeros(len(r))
+        idle = trainer.idle_bytes[t] if shared else np.zeros(len(t))
+        awake = rollout.awake_bytes[r] + idle - awake_limits(context, asleep + idle)
+        training = asleep + trainer.peak_bytes[t] - peak_limits(context, trainer.backend[t])
+        small = (rollout.flags[r] & int(Reject.KV)) > 0
+        missing = np.maximum(awake, 0.0) + np.maximum(training, 0.0) + small * context.hardware.device.usable_memory
+        return np.asarray(missing)
+
     @cached_property
     def scorer_room(self) -> float:
         """Bytes per device that a scorer in turn may have where the least lies beside it."""

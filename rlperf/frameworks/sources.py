@@ -55,7 +55,8 @@ class _Gathered:
         first = self._first.setdefault(kind, path)
         if first.resolve() != path.resolve():
             told = f"is a second {kind}, after {first}: each is a configuration of its own"
-            raise SpecError(Problem(told, str(path), suggestion="name one; ask for each by itself"))
+            hint = "name one; `rlperf compare` holds two against each other"
+            raise SpecError(Problem(told, str(path), suggestion=hint))
 
     def put(self, key: str, value: Value, file: str, line: int | None) -> None:
         """Set a key; a mapping that replaces a section, or a section below a value, takes the old away."""

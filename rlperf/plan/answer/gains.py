@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
+from rlperf.plan.answer.evicted import fewer_at_once
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
@@ -146,11 +147,12 @@ ENOUGH = 1.02
 def environments(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     """How many environments at once are enough, where a job states how many there are: judged at doublings.
 
-    The engines wait for environments until a doubling changes the rollout by no more than `ENOUGH`.
+    The engines wait for environments until a doubling changes the rollout by no more than `ENOUGH`. Where a job states
+    none, how many are too many.
     """
     batch, judge = evaluation.demand.batch, Judge(context, task)
     if batch.max_trajectories is None:
-        return ()
+        return fewer_at_once(context, task, evaluation)
     whole = batch.generated * batch.group_size
 
     def rollout_s(most: int | None) -> float:

@@ -12,6 +12,7 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer.knobs import first_knob
 from rlperf.cost.trainer.memory import DEVICE_PARTS
 from rlperf.cost.trainer.update import experts_timed
+from rlperf.plan.answer.evicted import WORTH_A_WORD, evicted_share, lost_share, refills
 from rlperf.plan.answer.gains import gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
@@ -225,13 +226,7 @@ def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
     if MODES[evaluation.configuration.mode].runs_ahead:
         return {f"{pool}_waits": share for pool, share in step_view(evaluation).idle_share.items()}
     causes = ("tail", "imbalance", "tool_wait", "prefill_stall", "preemption")
-    return {cause: _lost_share(evaluation, cause) for cause in causes}
-
-
-def _lost_share(evaluation: Evaluation, cause: str) -> float:
-    """Share of the rollout's device-seconds that a cause takes [1]."""
-    spent = sum(result.makespan_s * result.all_devices for result in evaluation.rollouts)
-    return float(sum(getattr(r.lost, cause) for r in evaluation.rollouts)) / spent
+    return {cause: lost_share(evaluation, cause) for cause in causes}
 
 
 def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
@@ -331,10 +326,6 @@ def _machines(context: Context) -> tuple[Hardware, ...]:
     return (context.hardware, context.rollout_hardware) if context.own_rollout else (context.hardware,)
 
 
-WORTH_A_WORD = 0.01
-"""Share of a rollout from which computing again what was evicted is advised against [1]."""
-
-
 def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], context: Context) -> list[str]:
     """The first knob to turn where it does not fit; what limits the rollout otherwise.
 
@@ -347,10 +338,11 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
         held = evaluation.critic_held if role == "critic" else evaluation.held
         knob = _engine_knob(use) if role == "rollout" or held is None else _trainer_knob(context, evaluation, use, held)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
-    share = _lost_share(evaluation, "preemption")
+    share, each = evicted_share(evaluation), 0.0
     if share >= WORTH_A_WORD:
-        preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
-        each = preempted / len(evaluation.rollouts) * evaluation.replicas.writers
+        if not refills(evaluation):
+            preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
+            each = preempted / len(evaluation.rollouts) * evaluation.replicas.writers
         what = f"{each:,.0f} preemptions per rl_step" if each >= 1.0 else "contexts evicted while their tools ran"
         found.append(f"{what} take {100 * share:.1f} % of the rollout: {_against_preemption(context)}")
     return found

@@ -10,7 +10,9 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
+from rlperf.sim.rl_step.flow import Allowed, Flow
 from rlperf.sim.rl_step.modes import Execution
+from rlperf.sim.rl_step.refilled import refilled
 from rlperf.sim.rl_step.steady import execution_of, steady_run
 from rlperf.sim.rl_step.timeline import Timeline
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -61,12 +63,14 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
     configuration = evaluation.configuration
     if not MODES[configuration.mode].runs_ahead or evaluation.replicas.apart is not None:
         return None
-    limits = evaluation.replicas.limits
+    framework, demand, mode = evaluation.framework, evaluation.demand, configuration.mode
+    engine = evaluation.cost, evaluation.replicas.limits, evaluation.replicas.writers
+    allowed = Allowed.of(framework, mode, configuration.staleness, demand)
+    drawn = [Trajectories.from_table(table) for table in demand.tables]
     run = steady_run(
-        evaluation.framework.in_mode(configuration.mode), evaluation.cost, limits, evaluation.replicas.writers,
-        evaluation.seconds, [Trajectories.from_table(table) for table in evaluation.demand.tables],
-        max_staleness=max(configuration.staleness, 1),
-        groups=evaluation.framework.under_way.get(configuration.mode),
+        framework.in_mode(mode), *engine, evaluation.seconds, drawn,
+        max_staleness=max(configuration.staleness, 1), groups=framework.under_way.get(mode),
+        again_s=refilled(*engine, Flow.of(demand, allowed)).again_s,
     )  # fmt: skip
     return simulate(run, rl_steps=rl_steps)
 

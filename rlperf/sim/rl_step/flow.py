@@ -1,4 +1,4 @@
-"""Flow: what a demand sends through the engines, and the seconds that follow without simulating who waits for whom."""
+"""Flow: what a demand sends through the engines, and what of it may be under way at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
 from rlperf.layout import FloatArray
+from rlperf.sim.rl_step.between_turns import BetweenTurns
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -23,11 +23,13 @@ class Allowed:
 
     Attributes
     ----------
-    batches : rl_steps whose requests run at once [1]
+    batches : rl_steps whose requests run at once where the trainer is never waited for [1]
+    most : the same where it waits: one more, if staleness is all that bounds them [1]
     requests : of a replica that run at once; None: any number
     """
 
     batches: float = 1.0
+    most: float = 1.0
     requests: int | None = None
 
     @classmethod
@@ -38,13 +40,13 @@ class Allowed:
         """
         ahead, groups = float(max(staleness, 1)), framework.under_way.get(mode)
         if groups is None:
-            return cls(ahead)
+            return cls(ahead, ahead + (1.0 if staleness > 0 else 0.0))
         tokens = [(each.group, each.response_tokens.astype(np.float64)) for each in demand.trajectories]
         longest = np.mean([last_of_groups(*each)[0].mean() for each in tokens])
         running = float(np.mean([of_each.mean() for _, of_each in tokens]) / longest)
         if groups == "batch":
-            return cls(min(ahead, running))
-        return cls(ahead, max(int(groups * demand.batch.group_size * running), 1))
+            return cls(min(ahead, running), min(ahead, running))
+        return cls(ahead, ahead, max(int(groups * demand.batch.group_size * running), 1))
 
 
 ONE_BATCH = Allowed()
@@ -67,6 +69,9 @@ class Read:
     pairs: float = 0.0
 
 
+NOTHING = Read()
+
+
 @dataclass(frozen=True)
 class Flow:
     """What a demand sends through the engines, means over its rl_steps.
@@ -80,18 +85,24 @@ class Flow:
         turn and p what stands before it [tokens]
     group_length, group_work : of a group's longest trajectory, mean: its length over that of the rl_step's longest, and
         the share of all generated tokens that are there when it ends [1]
-    batches : rl_steps whose requests are under way at once [1]
+    allowed : what may be under way at once
+    copies : trajectories of a group, which share their first prompt [1]
+    at_once : trajectories under way at most, over all replicas, that their environment allows; None: any number
+    waits : for tools between turns; None: there is one turn
     """
 
     requests: float
     generated: float
     prompts: Read
     context: float
-    added: Read = Read()
-    again: Read = Read()
+    added: Read = NOTHING
+    again: Read = NOTHING
     group_length: float = 1.0
     group_work: float = 1.0
-    batches: float = 1.0
+    allowed: Allowed = ONE_BATCH
+    copies: int = 1
+    at_once: int | None = None
+    waits: BetweenTurns | None = None
 
     @classmethod
     def of(cls, demand: Demand, allowed: Allowed = ONE_BATCH) -> Flow:
@@ -102,17 +113,29 @@ class Flow:
         n, generated = len(tables), float(responses.sum())
         first = Read(float(prompts.sum()) / n, float((prompts**2).sum()) / 2.0 / n)
         length, work = np.mean([_groups_within(table) for table in tables], axis=0).tolist()
+        waits = None
         if any(table.multi_turn for table in demand.tables):
-            context, added, again = of_turns([Trajectories.from_table(table) for table in demand.tables])
+            rl_steps = [Trajectories.from_table(table) for table in demand.tables]
+            context, added, again = of_turns(rl_steps)
+            waits = None if all(each.single_turn for each in rl_steps) else BetweenTurns.of(rl_steps)
         else:
             context = float((responses * (prompts + responses / 2.0)).sum()) / max(generated, 1.0)
-            added = again = Read()
-        return cls(len(prompts) / n, generated / n, first, context, added, again, length, work, allowed.batches)
+            added = again = NOTHING
+        return cls(
+            len(prompts) / n, generated / n, first, context, added, again, length, work, allowed,
+            max(demand.batch.group_size, 1), demand.batch.max_trajectories, waits,
+        )  # fmt: skip
 
-    def read(self, copies: int, *, caching: bool) -> Read:
-        """What is read where so many samples share a prompt, and turns find what stood before, if it is cached."""
-        later = self.added if caching else self.again
+    def read(self, *, caching: bool) -> Read:
+        """What is read where a group's prompt is read once and turns find what stood before, if it is cached."""
+        copies, later = (self.copies, self.added) if caching else (1, self.again)
         return Read(*(first / copies + more for first, more in zip(astuple(self.prompts), astuple(later), strict=True)))
+
+    def under_way(self, batches: float, replicas: int) -> float:
+        """Trajectories that a replica has under way: its share of so many batches, or fewer that are allowed [1]."""
+        of_replica = None if self.at_once is None else -(-self.at_once // replicas)
+        share = max(batches * self.requests / replicas, 1.0)
+        return min(share, float(fewest(of_replica, self.allowed.requests) or np.inf))
 
     def group_seconds(self, makespan_s: FloatArray, steady_s: FloatArray) -> FloatArray:
         """Mean time of a group within a rollout [s]: by work as far as throughput rules, by length in the tail.
@@ -150,46 +173,3 @@ def _groups_within(table: LengthTable) -> tuple[float, float]:
     below = np.searchsorted(ordered, last, side="right")
     done = np.concatenate([[0.0], np.cumsum(ordered)])[below] + last * (ordered.size - below)
     return float(last.mean() / ordered[-1]), float(done.mean() / ordered.sum())
-
-
-def steady_running(limits: EngineLimits, replicas: int, flow: Flow) -> float:
-    """Requests of a replica that run at once when finished ones are replaced: max_running, the cache, or its share.
-
-    Its share is of all batches under way: a staleness bound of k lets rollout run k batches ahead, so that many are
-    rolled out at once where the trainer is the one that waits.
-    """
-    share = max(flow.batches * flow.requests / replicas, 1.0)
-    return max(min(float(limits.max_running), limits.kv_tokens / flow.context, share), 1.0)
-
-
-def steady_seconds(
-    cost: EngineStepCost, limits: EngineLimits, replicas: int, demand: Demand, flow: Flow | None = None,
-    readers: int = 0,
-) -> float:  # fmt: skip
-    r"""Seconds per rl_step of replicas that always find the next request: throughput, without a tail.
-
-    .. math:: t = \frac{1}{R} \Big( \frac{G}{C}\, t_{step}(C, C \bar k) + t_{prefill} \Big)
-
-    G generated tokens per rl_step, R replicas, C requests running at once (max_running, or what the cache holds at the
-    mean context), k mean context in flight (`Flow.context`) [tokens]. Where ``readers`` others read the prompts, the
-    slower of both stations binds: max(G t_step / (C R), t_prefill / readers).
-    """
-    flow = flow or Flow.of(demand)
-    running = steady_running(limits, replicas, flow)
-    step = float(cost.decode_s(running, running * flow.context))
-    copies = max(demand.batch.group_size, 1) if limits.prefix_caching else 1
-    budget, read = float(limits.token_budget), flow.read(copies, caching=limits.prefix_caching)
-    full = float(cost.engine_step_s(0.0, 0.0, budget, 0.0, 1.0))
-    prefill = read.tokens / budget * full + cost.prefill_per_pair_s * read.pairs
-    decode = flow.generated / running * step
-    if readers:
-        return max(decode / replicas, float(prefill) / readers)
-    return (decode + float(prefill)) / replicas
-
-
-def interrupted_seconds(
-    cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow, readers: int = 0
-) -> float:
-    """Prefill of what a replica has under way in the steady state [s]; by ``readers`` for all, where there are some."""
-    again = recompute_s(cost, float(limits.token_budget), steady_running(limits, replicas, flow), flow.context)
-    return again * replicas / readers if readers else again

@@ -18,15 +18,8 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
-from rlperf.sim.rl_step.flow import (
-    ONE_BATCH,
-    Allowed,
-    Flow,
-    fewest,
-    interrupted_seconds,
-    steady_running,
-    steady_seconds,
-)
+from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, fewest
+from rlperf.sim.rl_step.refilled import interrupted_seconds, refilled, steady_running
 from rlperf.sim.rl_step.simulated_rollouts import Ended, Engines, SimulatedRollouts, Within, holding
 from rlperf.sim.rollout.apart import Apart, simulate_apart
 from rlperf.sim.rollout.closed_form import StepCensus, take_census
@@ -256,17 +249,18 @@ def counted_seconds(
     """
     makespan, steady, again = (np.zeros(len(pools)) for _ in range(3))
     guessed, demand, flow = np.zeros(len(pools), dtype=np.bool_), counted.demand, counted.flow
-    flowing: dict[tuple[EngineStepCost, int, int, float], tuple[float, float]] = {}
+    flowing: dict[tuple[object, ...], tuple[float, float]] = {}
     known: dict[tuple[EngineStepCost, int, int], float] = {}
     if least:
         _simulate_roomiest(pools, counted)
     for position, pool in enumerate(pools):
-        same = (pool.cost, pool.replicas, pool.writers, steady_running(pool.limits, pool.writers, flow))
+        # of agents the cache counts by itself, too: it holds contexts that wait
+        within = pool.limits if flow.waits else steady_running(pool.limits, pool.writers, flow)
+        same = (pool.cost, pool.replicas, pool.writers, within)
         if same not in flowing:
-            of, readers = (pool.cost, pool.limits, pool.writers), pool.replicas - pool.writers
-            flowing[same] = (
-                steady_seconds(*of, demand, flow, readers), interrupted_seconds(*of, flow, readers)
-            )  # fmt: skip
+            of, readers = (pool.cost, pool.limits, pool.writers, flow), pool.replicas - pool.writers
+            found = refilled(*of, readers)
+            flowing[same] = found.seconds, interrupted_seconds(*of, found.running, readers)
         steady[position], again[position] = flowing[same]
         if not counted.simulates(pool):
             seconds = counted.counted_s(pool, known)

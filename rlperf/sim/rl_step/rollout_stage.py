@@ -18,7 +18,8 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout, taken
 from rlperf.sim.remembered import Key
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, interrupted_seconds, steady_seconds
+from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow
+from rlperf.sim.rl_step.refilled import interrupted_seconds, refilled
 from rlperf.sim.rl_step.rollout_counted import generation_batches
 from rlperf.sim.rl_step.simulated_rollouts import Within, holding
 from rlperf.sim.rollout.apart import Apart, simulate_apart
@@ -53,6 +54,7 @@ class RolloutStage:
     lent_s : makespan where engines on the trainer's devices join at shares of it (`lent.AT`) [s] ``[rows][AT]``; None:
         they never do
     ends_s : when each 64th of the groups is complete [s] ``[rows][ENDS]``; None: not asked for
+    evicted_s : what of ``steady_s`` reads contexts again that were evicted between turns [s]; None: not asked for
     """
 
     layout: Layout
@@ -67,6 +69,7 @@ class RolloutStage:
     weight_dtype: str
     lent_s: FloatArray | None = field(default=None, kw_only=True)
     ends_s: FloatArray | None = field(default=None, kw_only=True)
+    evicted_s: FloatArray | None = field(default=None, kw_only=True)
 
     def take(self, index: IntArray | slice) -> Self:
         """Some rows, by index."""
@@ -294,14 +297,14 @@ def simulated_rollout(
     results, served = events.results(demand, replicas), events.served(demand, replicas)
     n, flow = len(results), Flow.of(demand, allowed)
     groups = [part.group for part in served]
-    engine = replicas.cost, replicas.limits, replicas.writers
-    steady = steady_seconds(*engine, demand, flow, replicas.readers)
+    engine = replicas.cost, replicas.limits, replicas.writers, flow
+    steady = refilled(*engine, replicas.readers)
     stage = RolloutStage(
         layout=layout.take(np.zeros(n, dtype=np.int64)),
         makespan_s=events.makespans_s(demand, replicas, results),
-        steady_s=np.full(n, steady),
+        steady_s=np.full(n, steady.seconds),
         group_s=np.array([group_seconds(r.finish_s, g) for r, g in zip(results, groups, strict=True)]),
-        recompute_s=np.full(n, interrupted_seconds(*engine, flow, replicas.readers)),
+        recompute_s=np.full(n, interrupted_seconds(*engine, steady.running, replicas.readers)),
         writers=np.full(n, replicas.writers, dtype=np.int64),
         slots=np.full(n, replicas.limits.max_running, dtype=np.int64),
         pace_s=np.tile(replicas.cost.pace_s, (n, 1)),
@@ -309,5 +312,6 @@ def simulated_rollout(
         weight_dtype=weight_dtype,
         lent_s=events.lent_s(demand, replicas, served, results) if replicas.lent else None,
         ends_s=events.ends_s(demand, replicas, served, results),
+        evicted_s=np.full(n, steady.again_s),
     )
     return stage, results

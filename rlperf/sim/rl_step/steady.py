@@ -42,6 +42,7 @@ def steady_run(
     *,
     max_staleness: int,
     groups: UnderWay | None = None,
+    again_s: float = 0.0,
 ) -> AsyncRun:
     """An asynchronous run, ready for `asynchronous.simulate`; ``cost`` holds the framework's host time already.
 
@@ -49,7 +50,8 @@ def steady_run(
     sample, whose mean length is off by as much as its longest responses are rare. One token of every request of a
     replica takes what the engine takes at the mean context (of all tokens of all turns, each at what stands before it;
     of a single turn prompt + E[L^2] / E[L] / 2), linear between one running request and its share of the batches that
-    the staleness bound lets start. What tools add to a context is read in full token budgets, spread over all tokens.
+    the staleness bound lets start. What tools add to a context is read in full budgets, spread over all tokens, as
+    are the seconds ``again_s`` that a replica reads contexts again in an rl_step (`Refilled.again_s`).
     ``groups`` : that its program has under way at once, of a replica or as many as a batch has; None: any number.
     The framework says whether weights are taken in flight, and whether requests are interrupted; these compute their
     cache again as in `recompute_s`, in full token budgets.
@@ -67,6 +69,7 @@ def steady_run(
     alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(running), running * context))
     each = (full - alone) / max(running - 1, 1)
     prefill_token_s = recompute_s(cost, float(limits.token_budget), running, context) / (running * context)
+    read_s = prefill_token_s * added.tokens + again_s * replicas
     update: Update = "in_flight" if framework.in_flight_updates else "drain"
     if framework.partial_rollout:
         update = "interrupt"
@@ -77,7 +80,7 @@ def steady_run(
         replicas=replicas,
         slots=slots,
         token_s=max(alone - each, 0.0),
-        token_s_per_running=each + prefill_token_s * added.tokens * len(rl_steps) / float(lengths.sum()),
+        token_s_per_running=each + read_s * len(rl_steps) / float(lengths.sum()),
         wait_s=float(stages.reward_s.mean()),
         tools_s=tools if tools.any() else None,
         prompt_tokens=prompt,

@@ -1,0 +1,163 @@
+"""Agents whose engines are refilled at once: what evicted contexts cost, against the events of a long run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.plan.answer.evicted import evicted_share, fewer_at_once, refills
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.timeline import steady_state
+from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.search.screen import screen
+from rlperf.sim.rl_step.between_turns import BetweenTurns, first_steady_s
+from rlperf.sim.rl_step.flow import Allowed, Flow, of_turns
+from rlperf.sim.rl_step.refilled import refilled
+from rlperf.sim.rollout import EngineOptions, Trajectories
+from rlperf.sim.rollout.replica import simulate_replica
+from rlperf.specs.job import Job
+
+COST = EngineStepCost(
+    np.array([0.0, 64.0, 8192.0]), np.array([0.002, 0.004, 0.2]), host_s=0.004, decode_per_kv_token_s=2e-7,
+    prefill_per_pair_s=1e-9, graph_buckets=np.array([1, 8, 16, 32, 64]),
+)  # fmt: skip
+GROUP = 8
+
+
+def agents(seed: int, groups: int, tool_s: float) -> Trajectories:
+    """Groups of agents with a prompt of their own, whose contexts grow by what they write and what tools answer."""
+    rng = np.random.default_rng(seed)
+    n = groups * GROUP
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(8, 40, n))])
+    response, answer = rng.integers(20, 120, offsets[-1]), rng.integers(0, 300, offsets[-1])
+    group, begin = np.repeat(np.arange(groups), GROUP), np.repeat(rng.integers(200, 2000, groups), GROUP)
+    grown = np.concatenate([[0], np.cumsum(response + answer)[:-1]])
+    owner = np.repeat(np.arange(n), np.diff(offsets))
+    prompt = begin[owner] + grown - grown[offsets[:-1]][owner]
+    return Trajectories(prompt, response, rng.exponential(tool_s, offsets[-1]), offsets, group, np.zeros(n))
+
+
+def flow_of(drawn: Trajectories, under_way: int) -> Flow:
+    """A flow of one replica with so many trajectories of an rl_step under way."""
+    context, added, again = of_turns([drawn])
+    first = drawn.prompt_tokens[drawn.offsets[:-1]].astype(np.float64)
+    allowed = Allowed(under_way / len(drawn), under_way / len(drawn))
+    prompts = replace(added, tokens=float(first.sum()), pairs=float((first**2).sum()) / 2.0)
+    return Flow(
+        float(len(drawn)), float(drawn.generated_tokens.sum()), prompts, context, added, again,
+        allowed=allowed, copies=GROUP, waits=BetweenTurns.of([drawn]),
+    )  # fmt: skip
+
+
+def measured_s(drawn: Trajectories, limits: EngineLimits, under_way: int) -> float:
+    """Seconds per rl_step in the middle of a long run: so many are under way, and the next starts as one ends."""
+    order = np.random.default_rng(7).permuted(np.tile(np.unique(drawn.group), 4))
+    parts = [drawn.take(np.flatnonzero(drawn.group == each)) for each in order]
+    counts = np.concatenate([part.turns_per_trajectory for part in parts])
+    joined = Trajectories(
+        *(np.concatenate([getattr(part, name) for part in parts])
+          for name in ("prompt_tokens", "response_tokens", "tool_latency_s")),
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        group=np.repeat(np.arange(len(parts)), GROUP), arrival_s=np.zeros(counts.size),
+    )  # fmt: skip
+    options = EngineOptions(trajectories=under_way)
+    ends = np.sort(simulate_replica(joined, COST, limits, options=options).trajectory_finish_s)
+    first, last = 2 * under_way, ends.size - under_way
+    return float(ends[last] - ends[first]) / (last - first) * len(drawn)
+
+
+@pytest.mark.parametrize("tool_s", [0.5, 5.0])
+def test_the_closed_form_is_the_events_of_a_long_run(tool_s: float) -> None:
+    """Caches from a tenth of what is under way to all of it, places from few to all: the form without what is evicted
+    and without who waits for a tool stood at 0.3 to 1.0 of these."""
+    drawn, under_way = agents(1, 24, tool_s), 48
+    flow = flow_of(drawn, under_way)
+    whole, off, before = under_way * flow.context, [], []
+    for share in (0.1, 0.3, 0.6, 2.0):
+        for places in (8, 48):
+            limits = EngineLimits(share * whole, max_running=places)
+            found = refilled(COST, limits, 1, flow)
+            events = measured_s(drawn, limits, under_way)
+            off.append(found.seconds / events - 1.0)
+            before.append(refilled(COST, limits, 1, replace(flow, waits=None)).seconds / events - 1.0)
+    assert max(map(abs, off)) < 0.16 and abs(np.mean(off)) < 0.07
+    assert min(before) < -0.4
+
+
+def test_a_context_is_kept_until_the_cache_is_full() -> None:
+    """The equation of `kept_s`, summed literally."""
+    drawn = agents(2, 6, 4.0)
+    waits, rng = BetweenTurns.of([drawn]), np.random.default_rng(3)
+    last = np.zeros(drawn.n_turns, dtype=bool)
+    last[drawn.offsets[1:] - 1] = True
+    own = (drawn.final_tokens - np.repeat(drawn.beginnings, drawn.turns_per_trajectory))[~last]
+    tool = drawn.tool_latency_s[~last]
+    for _ in range(50):
+        wait_s, rl_step_s = float(rng.uniform(0.0, 3.0)), float(rng.uniform(50.0, 500.0))
+        room = float(rng.uniform(0.0, 1.2)) * float((own * (tool + wait_s)).sum()) / rl_step_s
+        kept = waits.kept_s(room, wait_s, rl_step_s)
+        tokens, pairs = waits.again(kept)
+        if np.isinf(kept):
+            assert (own * (tool + wait_s)).sum() / rl_step_s <= room * (1 + 1e-9) and tokens == pairs == 0.0
+        elif kept < 0.0:
+            assert (own * wait_s).sum() / rl_step_s >= room and tokens == pytest.approx(own.sum())
+        else:
+            assert (own * (np.minimum(tool, kept) + wait_s)).sum() / rl_step_s == pytest.approx(room)
+            assert tokens == pytest.approx(own[tool > kept].sum())
+
+
+def test_more_cache_and_faster_tools_are_never_slower() -> None:
+    drawn = agents(4, 24, 3.0)
+    flow = flow_of(drawn, 64)
+    whole = 64 * flow.context
+    caches = [refilled(COST, EngineLimits(each * whole, 64), 1, flow).seconds for each in np.linspace(0.1, 1.5, 15)]
+    assert all(more <= less * (1 + 1e-6) for less, more in pairwise(caches))
+    quicker = [flow_of(replace(drawn, tool_latency_s=each * drawn.tool_latency_s), 64) for each in (1.0, 0.5, 0.0)]
+    tools = [refilled(COST, EngineLimits(0.4 * whole, 64), 1, each).seconds for each in quicker]
+    assert all(more <= less * (1 + 1e-6) for less, more in pairwise(tools))
+
+
+def test_of_several_steady_states_the_first_is_found() -> None:
+    assert first_steady_s(lambda s: 2.0 if s < 3.0 else 9.0, 1.0) == pytest.approx(2.0, rel=1e-5)
+    assert first_steady_s(lambda s: 5.0, 5.0) == 5.0
+
+
+JOB: dict[str, Any] = {
+    "architecture": "Qwen2.5-7B", "cluster": "dgx_h100", "nodes": 1, "framework": "areal", "modes": ["async"],
+    "limits": {"staleness": 2},
+    "tasks": [
+        {"name": "software", "workload": "software_engineering", "prompts_per_step": 16, "group_size": 8,
+         "max_prompt_tokens": 4096, "max_response_tokens": 28_000}
+    ],
+    "pools": [
+        {"role": "rollout", "devices": 2, "layout": {"tensor_parallel": 1},
+         "settings": {"memory_fraction": 0.9, "max_running": 64}},
+        {"role": "trainer", "devices": 4, "layout": {"tensor_parallel": 1}},
+    ],
+}  # fmt: skip
+
+
+def judged(most: int | None = None) -> tuple[Context, Evaluation]:
+    context = resolve(Job.model_validate({**JOB, "tasks": [{**JOB["tasks"][0], "max_trajectories": most}]}))
+    task = context.tasks[0]
+    demand = task.source.demand(task.batches[0], None, 0)
+    found = screen(context, task, (demand,), keep=1)
+    return context, Judge(context, task).evaluate(demand, found.configurations[0])
+
+
+def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
+    """Agents that run ahead stood at less than half of what engines take that read every context again."""
+    context, evaluation = judged()
+    assert refills(evaluation) and evicted_share(evaluation) > 0.4
+    events = steady_state(evaluation, rl_steps=20)
+    assert events is not None and evaluation.rl_step_s == pytest.approx(events.period_s, rel=0.1)
+    (line,) = fewer_at_once(context, context.tasks[0], evaluation)
+    assert line.startswith("192 trajectories at once (max_trajectories) instead of 384: rl_step ")
+    assert judged(192)[1].rl_step_s < 0.5 * evaluation.rl_step_s
+    context, few = judged(128)
+    assert evicted_share(few) == 0.0 and fewer_at_once(context, context.tasks[0], few) == ()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlperf import audit_config, export_plan, plan_job
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.plan.answer.evicted import evicted_share, fewer_at_once, refills
 from rlperf.plan.judge.evaluate import Evaluation, Judge
@@ -161,3 +163,14 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     assert judged(192)[1].rl_step_s < 0.5 * evaluation.rl_step_s
     context, few = judged(128)
     assert evicted_share(few) == 0.0 and fewer_at_once(context, context.tasks[0], few) == ()
+
+
+def test_a_plan_takes_the_best_of_the_numbers_that_may_be_under_way(tmp_path: Path) -> None:
+    """Engines evict with many at once and wait for tools with few; files name the number, which no key states."""
+    asked = {**JOB, "tasks": [{**JOB["tasks"][0], "max_trajectories": [64, 160, 384]}]}
+    plan = plan_job(Job.model_validate(asked))
+    assert plan.phases[0].settings.max_trajectories == 160
+    export_plan(plan, tmp_path)
+    audited = audit_config(tmp_path / "config.yaml", plan=False)
+    assert audited.predicted is not None
+    assert audited.predicted.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-9)

@@ -55,7 +55,7 @@ def is_other_program(entry: str) -> bool:
 
 PLANNED_FOR = re.compile(
     r"^(?:# Job (.+)\.\n)?# Planned for (\S+?)(?:, rollout on (\S+))?: "
-    r"(?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?\.$)?",
+    r"(?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?(?:, ([\d,]+) trajectories at once)?\.$)?",
     re.MULTILINE,
 )
 """The lines of an exported file's header that state what `Planned` holds (`rlperf.frameworks.export`)."""
@@ -69,6 +69,7 @@ class Planned:
     cluster, rollout : the job's cluster, and the rollout's where it has one of its own
     lengths : of its one task: a preset, or the name of a file that lay beside the job
     reward : seconds of its rewards, where the task stated them
+    at_once : its trajectories under way, where the plan bounds them
     """
 
     phase: str = ""
@@ -76,6 +77,7 @@ class Planned:
     rollout: str = ""
     lengths: str = ""
     reward: str = ""
+    at_once: str = ""
 
     @classmethod
     def of(cls, text: str) -> Planned | None:

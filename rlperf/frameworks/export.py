@@ -371,9 +371,11 @@ def _where(phase: Phase, job: Job) -> str:
     pools = {pool.role: f"{pool.devices} x {pool.device}" for pool in phase.pools}
     shared = len(set(pools.values())) == 1 and MODES[phase.mode].shares_devices
     devices = next(iter(pools.values())) if shared else ", ".join(f"{role} {each}" for role, each in pools.items())
-    tasks = [task for task in job.tasks if task.name in phase.tasks]
+    tasks, most = [task for task in job.tasks if task.name in phase.tasks], phase.settings.max_trajectories
     lengths, reward = ", ".join(_named(str(task.workload)) for task in tasks), tasks[0].reward_s
-    lengths += f", rewards {reward:g} s" if len(tasks) == 1 and reward is not None else ""
+    if len(tasks) == 1:
+        lengths += "" if reward is None else f", rewards {reward:g} s"
+        lengths += f", {most:,} trajectories at once" if most else ""
     clusters = ", rollout on ".join(_named(each) for each in (job.cluster, job.pool("rollout").cluster) if each)
     return f"Planned for {clusters}: {devices}; lengths of {lengths}."
 

@@ -279,6 +279,12 @@ def planned_reward(imported: Imported, workload: str | None) -> float | None:
     return float(planned.reward) if stated else None
 
 
+def planned_at_once(imported: Imported, workload: str | None) -> int | None:
+    """Trajectories under way at once by the header of an exported file; None where other lengths are asked for."""
+    planned = imported.source.planned
+    return int(planned.at_once.replace(",", "")) if planned.at_once and workload in (None, planned.lengths) else None
+
+
 def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:
@@ -289,7 +295,8 @@ def job_of(
         raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
     if imported.run.architecture in ("", "None"):  # made by a program, or left to its default
         raise SpecError(Problem("its model is not named", suggestion="--architecture NAME, or its config.json"))
-    run = replace(imported.run, architecture=architecture_at(imported.run.architecture))
+    batch = replace(imported.run.batch, max_trajectories=planned_at_once(imported, workload))
+    run = replace(imported.run, architecture=architecture_at(imported.run.architecture), batch=batch)
     if run.critic_devices and run.traits.shares_devices and run.rollout.devices != run.trainer.devices:
         words = f"engines on {run.rollout.devices} devices take turns with the trainer and with its critic"
         raise SpecError(Problem(f"{words}: predicted only beside the trainer, on its {run.trainer.devices}"))

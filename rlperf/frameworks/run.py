@@ -40,6 +40,8 @@ class BatchFacts:
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
     over_provision: float = 1.0
+    max_trajectories: int | None = None
+    """Under way at once: of the environment, which no key states."""
     generated_prompts: int | None = None
     """Prompts rolled out per rl_step where groups without a signal are dropped (DAPO)."""
     generation_batch: int | None = None

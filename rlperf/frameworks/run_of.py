@@ -178,8 +178,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
     problems: list[Problem] = []
     if job.sharing == "mixed" and len(job.tasks) > 1:
         raise SpecError(Problem("tasks mixed in one batch are exported from their plan", suggestion="rlperf plan"))
-    task = job.tasks[0]
-    mode = _one("modes", job.modes, problems)
+    task, mode = job.tasks[0], _one("modes", job.modes, problems)
     batch = BatchFacts(
         prompts_per_step=_one("prompts_per_step", task.prompts_per_step, problems),
         group_size=_one("group_size", task.group_size, problems) or 1,
@@ -187,6 +186,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         max_prompt_tokens=task.max_prompt_tokens,
         max_response_tokens=_one("max_response_tokens", task.max_response_tokens, problems),
         over_provision=_one("over_provision", task.over_provision, problems) or 1.0,
+        max_trajectories=_one("max_trajectories", task.max_trajectories, problems),
         max_positions=job.max_positions,
     )
     batch = _with_task(batch.in_whole_groups(), task, job, folder)
@@ -280,6 +280,7 @@ def to_job(
         or (batch.prompts if batch.left_over else None),
         generation_batch=batch.generation_batch if run.algorithm == "dapo" else None,
         over_provision=(batch.over_provision,),
+        max_trajectories=batch.max_trajectories and (batch.max_trajectories,),
     ).model_copy(update={"reward_s": reward_s})
     critic = [{"role": "critic", "placement": "own", "devices": run.critic_devices}] if run.critic_devices else []
     ahead = run.staleness or run.traits.least_staleness

@@ -145,9 +145,10 @@ def _span(group: GroupTime) -> str:
 def batch_words(phase: Phase) -> str:
     """Batch settings of a phase in one line."""
     s = phase.settings
+    at_once = f", {s.max_trajectories:,} trajectories at once" if s.max_trajectories else ""
     return (
         f"{s.prompts_per_step} prompts x {s.group_size}, mini-batch {s.mini_batch} prompts, "
-        f"up to {s.max_prompt_tokens:,} + {s.max_response_tokens:,} tokens"
+        f"up to {s.max_prompt_tokens:,} + {s.max_response_tokens:,} tokens{at_once}"
     )
 
 

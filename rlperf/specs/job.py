@@ -86,8 +86,10 @@ class Task(Frozen):
         description="prompts in flight over prompts that an rl_step waits for; above 1 the unfinished are continued in "
         "the next rl_step (partial rollouts)",
     )
-    max_trajectories: PositiveInt | None = Field(
-        None, description="that the environment (sandboxes, tools) has under way at once; larger batches run in waves"
+    max_trajectories: Counts | None = Field(
+        None,
+        description="that the environment (sandboxes, tools) has under way at once; larger batches run in waves; of "
+        "several numbers the plan takes the best",
     )
     images: ImageTokens | None = Field(None, description="default: what the workload states")
     reward_s: Seconds | None = Field(None, description="reward time per rl_step; default: what the workload states")

@@ -157,9 +157,9 @@ def environments(context: Context, task: TaskContext, evaluation: Evaluation) ->
 
     def rollout_s(most: int | None) -> float:
         demand = replace(evaluation.demand, batch=replace(batch, max_trajectories=most))
-        return float(judge.evaluate(demand, evaluation.configuration).rollout.makespan_s.mean())
+        return float(judge.evaluate(demand, evaluation.configuration).seconds.rollout_s.mean())
 
-    now, free, most = float(evaluation.rollout.makespan_s.mean()), rollout_s(None), batch.max_trajectories
+    now, free, most = float(evaluation.seconds.rollout_s.mean()), rollout_s(None), batch.max_trajectories
     at = now
     while at > ENOUGH * free and most < whole:
         most = min(2 * most, whole)

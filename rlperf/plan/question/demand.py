@@ -57,15 +57,18 @@ def batches(task: Task, generated_per_trained: float = 1.0) -> list[Batch]:
     ``generated_per_trained``: prompts rolled out per prompt trained on, where filtering drops some (DAPO).
     """
     found = []
-    opened = product(task.prompts_per_step, task.group_size, task.max_response_tokens, task.over_provision)
-    for prompts, group, cap, over in opened:
+    opened = product(
+        task.prompts_per_step, task.group_size, task.max_response_tokens, task.over_provision,
+        task.max_trajectories or (None,),
+    )  # fmt: skip
+    for prompts, group, cap, over, most in opened:
         for mini in task.mini_batch or (prompts,):
             if mini <= prompts and prompts % mini == 0:
                 generated = _generated(task, prompts, generated_per_trained)
                 if (sequences := generated * group * over) > MOST_SEQUENCES:
-                    most = f"at most {MOST_SEQUENCES:,} are simulated"
-                    raise SpecError(f"task {task.name}: {sequences:,.0f} sequences in an rl_step, {most}")
-                limits = task.max_prompt_tokens, cap, generated, over, task.max_trajectories, task.generation_batch
+                    simulated = f"at most {MOST_SEQUENCES:,} are simulated"
+                    raise SpecError(f"task {task.name}: {sequences:,.0f} sequences in an rl_step, {simulated}")
+                limits = task.max_prompt_tokens, cap, generated, over, most, task.generation_batch
                 found.append(Batch(prompts, group, mini, *limits))
     if not found:
         prompts = max(task.prompts_per_step)

@@ -200,7 +200,7 @@ def mixed(tasks: Sequence[tuple[Task, LengthSource, Sequence[Batch]]]) -> tuple[
         max_prompt_tokens=max(batch.max_prompt_tokens for batch in each),
         max_response_tokens=(max(batch.max_response_tokens for batch in each),),
         over_provision=(each[0].over_provision,),
-        max_trajectories=each[0].max_trajectories,
+        max_trajectories=each[0].max_trajectories and (each[0].max_trajectories,),
     )
     parts = tuple(Part(source, batch) for (_, source, _), batch in zip(tasks, each, strict=True))
     source = MixedSource(whole, None, _no_law, all(part.source.sees for part in parts), parts=parts)

@@ -96,3 +96,4 @@ class BatchSettings(Frozen):
     max_prompt_tokens: int
     max_response_tokens: int
     over_provision: float = Field(1.0, description="above 1: partial rollouts, unfinished responses are continued")
+    max_trajectories: int | None = Field(None, description="under way at once; none: any number")

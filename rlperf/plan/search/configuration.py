@@ -120,6 +120,7 @@ class Configuration:
             max_prompt_tokens=b.max_prompt_tokens,
             max_response_tokens=b.max_response_tokens,
             over_provision=b.over_provision,
+            max_trajectories=b.max_trajectories,
         )
 
 

@@ -77,11 +77,11 @@ def measured_s(drawn: Trajectories, limits: EngineLimits, under_way: int) -> flo
 def test_the_closed_form_is_the_events_of_a_long_run(tool_s: float) -> None:
     """Caches from a tenth of what is under way to all of it, places from few to all: the form without what is evicted
     and without who waits for a tool stood at 0.3 to 1.0 of these."""
-    drawn, under_way = agents(1, 24, tool_s), 48
+    drawn, under_way = agents(1, 16, tool_s), 32
     flow = flow_of(drawn, under_way)
     whole, off, before = under_way * flow.context, [], []
     for share in (0.1, 0.3, 0.6, 2.0):
-        for places in (8, 48):
+        for places in (6, 32):
             limits = EngineLimits(share * whole, max_running=places)
             found = refilled(COST, limits, 1, flow)
             events = measured_s(drawn, limits, under_way)

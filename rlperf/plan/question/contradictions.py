@@ -152,7 +152,7 @@ def _task_contradictions(job: Job, task: Task, problem: _Where) -> list[Problem]
         found.append(
             problem(
                 f"task {task.name} leaves {' and '.join(opened)} open: the smallest batch has the shortest rl_step",
-                "minimize token_time (device-seconds per trained token), or pin them",
+                "minimize token_time (device-seconds per million trained tokens), or pin them",
                 opened[0],
             )
         )

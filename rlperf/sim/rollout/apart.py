@@ -22,7 +22,7 @@ from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN
-from rlperf.sim.rollout.rollout import ReplicaCosts, RolloutResult, lost_seconds, simulate_rollout
+from rlperf.sim.rollout.rollout import ReplicaCosts, RolloutResult, simulate_rollout
 from rlperf.sim.rollout.routing import Routing
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -136,7 +136,7 @@ def simulate_apart(
     return replace(
         wrote,
         readers=read.timelines,
-        lost=lost_seconds((*wrote.timelines, *read.timelines), (*decoders, *kinds)),
+        engines=(*decoders, *kinds),
         generated_tokens=int(trajectories.response_tokens.sum()),
         roomy_tokens=roomy_tokens,
         full_places=full_places,

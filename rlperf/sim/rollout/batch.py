@@ -159,6 +159,14 @@ class DecodingBatch:
         steps = (tau if self.plain else self.clock.last_step_within(tau)) - self.steps + 1
         return min(steps, most) if steps > 1 else 1
 
+    def outgrows(self, spare: float) -> bool:
+        """Whether the requests may take more than ``spare`` blocks before the first of them completes.
+
+        Then `rlperf.sim.rollout.drain.safe_completions` are none.
+        """
+        self.steps_to_completion()  # forgets who has left
+        return self._base_sum + self.size * (self._over + self._ends[0][0]) > spare * self.block
+
     def columns(self) -> tuple[IntArray, IntArray, IntArray]:
         """Requests, their base and the tau at which they complete."""
         members = list(self.need)

@@ -410,10 +410,12 @@ class EventEngine:
     def _drain(self) -> bool:
         """Let all complete, or all that surely do so before the cache is full; False where those are few."""
         batch, cache = self.batch, self.cache
+        spare, self.drain_try = cache.total - cache.adjust - cache.unheld_blocks, batch.size * 7 // 8
+        if batch.outgrows(spare):
+            return False
         members, base, need = batch.columns()
         shared = np.array(cache.shared)[np.array(cache.group)[members]]
-        count = safe_completions(batch, base, need, shared, cache.total - self.cache.adjust - cache.unheld_blocks)
-        self.drain_try = batch.size * 7 // 8
+        count = safe_completions(batch, base, need, shared, spare)
         if count < min(FEW, batch.size):
             return False
         ends, tail = drain(self.now, batch, base, need, self.seconds)

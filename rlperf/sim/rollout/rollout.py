@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class RolloutResult:
     members : trajectories of each replica, in the order of its timeline
     timelines : one per replica
     devices : of each replica ``[replicas]``
-    lost : device-seconds without full batches, by cause
+    engines : what each replica was, the readers behind the others ``[replicas]``
     generated_tokens : of all trajectories [tokens]
     readers : timelines of replicas that only read prompts, beside those of the others; most often none
     roomy_tokens : of each replica's cache from which on nothing changes; infinite where a larger one could [tokens]
@@ -78,11 +78,16 @@ class RolloutResult:
     members: tuple[IntArray, ...]
     timelines: tuple[ReplicaTimeline, ...]
     devices: IntArray
-    lost: LostSeconds
+    engines: tuple[ReplicaCosts, ...]
     generated_tokens: int
     readers: tuple[ReplicaTimeline, ...] = ()
     roomy_tokens: float = np.inf
     full_places: bool = False
+
+    @cached_property
+    def lost(self) -> LostSeconds:
+        """Device-seconds without full batches, by cause: of the rollouts that are reported, and few are."""
+        return lost_seconds((*self.timelines, *self.readers), self.engines)
 
     @property
     def makespan_s(self) -> float:
@@ -166,7 +171,7 @@ def simulate_rollout(
         members=members,
         timelines=timelines,
         devices=np.array([r.devices for r in replicas], dtype=np.int64),
-        lost=lost_seconds(timelines, replicas),
+        engines=tuple(replicas),
         generated_tokens=int(trajectories.response_tokens.sum()),
         roomy_tokens=max(timeline.roomy_tokens for timeline in timelines),
         full_places=any(timeline.full_places for timeline in timelines),

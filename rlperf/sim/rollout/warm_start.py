@@ -29,7 +29,7 @@ def warm_start(engine: EventEngine, limits: EngineLimits) -> None:
     if not _fits(engine, first, hits, limits):
         return
     ended = np.full(places, -1.0)
-    head = first.take(np.arange(places))
+    head = first if places == engine.n else first.take(np.arange(places))
     phase = prefill_phase(head, hits[:places], engine.seconds, limits, engine.log, ended, behind=engine.n - places)
     if (ended >= 0.0).any():
         engine.log.rows.clear()
@@ -39,6 +39,8 @@ def warm_start(engine: EventEngine, limits: EngineLimits) -> None:
 
 def first_turns(trajectories: Trajectories) -> Trajectories:
     """The first turn of every trajectory."""
+    if trajectories.single_turn:
+        return trajectories
     rows = trajectories.offsets[:-1]
     cached = trajectories.cached_tokens
     made = Trajectories.of(

@@ -8,6 +8,7 @@ import pytest
 
 import rlperf
 from rlperf.plan.answer.divisible import WORTH
+from rlperf.plan.size import _idle
 
 
 def remarks(plan: rlperf.Plan) -> list[str]:
@@ -29,6 +30,9 @@ def test_five_nodes_are_told_the_batch_that_uses_them_all() -> None:
     assert saved > WORTH
     assert float(words.rsplit(",", 1)[1].split("%")[0]) == pytest.approx(100 * saved, abs=1.5)
     assert not remarks(other)
+    # the row of a sizing says why more nodes take as long
+    assert _idle(plan) == "devices: 8 of 40 stay idle: 512 samples an update do not divide over all"
+    assert _idle(plan) in plan.phases[0].binds and not _idle(other)
 
 
 def test_updates_keep_their_number_and_a_far_batch_is_not_named() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
+from rlperf.plan.answer.explain import IDLE
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.floor import LeastStep, floor_of
@@ -411,8 +412,9 @@ class _Tried:
         usd = None if usd_per_s is None else usd_per_s * step_s
         value = usd if self.target.measure == "usd/step" else self.target.value(plan)
         assert value is not None  # `unpriced_of` has refused USD without a price
-        meets, note = value <= self.target.limit, _off_path(plan)
-        return SizeRow(cluster, nodes, devices + apart, value, step_s, usd, meets, note, bool(note), own), plan
+        meets, off = value <= self.target.limit, _off_path(plan)
+        note, devices = off or _idle(plan), devices + apart
+        return SizeRow(cluster, nodes, devices, value, step_s, usd, meets, note, bool(off), own), plan
 
 
 def _off_path(plan: Plan) -> str:
@@ -422,6 +424,11 @@ def _off_path(plan: Plan) -> str:
         return ""
     trainer, rollout = (layout_words(phase.pool(role).layout) for role in ("trainer", "rollout"))
     return f"off the beaten path: trainer {trainer}; rollout {rollout}"
+
+
+def _idle(plan: Plan) -> str:
+    """That devices of the first phase stay idle, and why, in words; empty where none do."""
+    return next((words for words in plan.phases[0].binds if words.startswith(IDLE)), "")
 
 
 def _least(context: Context) -> LeastStep | None:

@@ -44,7 +44,8 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
     idle = context.cluster.devices - _devices_of(context, evaluation.configuration)
     shared = context.job.sharing == "devices" and len(context.job.tasks) > 1  # the other tasks have the rest
     if idle > 0 and not shared:
-        found.append((idle / context.cluster.devices, f"devices: {idle} of {context.cluster.devices} stay idle"))
+        devices = context.cluster.devices
+        found.append((idle / devices, _idle_words(evaluation.configuration, idle, devices)))
     for name, words in (
         ("weight_sync_s", "weight sync"),
         ("reward_s", "reward"),
@@ -56,6 +57,19 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
             more = _faster_sync(context, task, evaluation) if name == "weight_sync_s" else ""
             found.append((part, f"{words} ({100 * part:.0f} % of the rl_step{more})"))
     return [words for _, words in sorted(found, key=lambda item: -item[0])]
+
+
+IDLE = "devices: "
+"""How the words begin that say how many stay idle."""
+
+
+def _idle_words(configuration: Configuration, idle: int, devices: int) -> str:
+    """How many of ``devices`` stay idle, and that the samples of an update divide over fewer, where they do."""
+    batch, words = configuration.batch, f"{IDLE}{idle} of {devices} stay idle"
+    samples = batch.mini_batch * batch.group_size
+    if not MODES[configuration.mode].shares_devices or samples % devices == 0:
+        return words
+    return f"{words}: {samples:,} samples an update do not divide over all"
 
 
 def _faster_sync(context: Context, task: TaskContext, evaluation: Evaluation) -> str:

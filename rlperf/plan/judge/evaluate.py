@@ -16,7 +16,7 @@ from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.trainer.update import TrainingCost
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray, IntArray, Layout
-from rlperf.plan.judge.stages import StageEnds, layer_profile, staged, stated_ends
+from rlperf.plan.judge.stages import StageEnds, better_ends, layer_profile, stated_ends
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.configuration import Configuration
@@ -170,6 +170,8 @@ class Judge:
     _updated: Remembered[tuple[FloatArray, UpdateWork]] = field(default_factory=Remembered)
     _scored: Remembered[tuple[FloatArray, ScoringWork]] = field(default_factory=Remembered)
     _held: Remembered[TrainerBytes] = field(default_factory=Remembered)
+    _stated: Remembered[StageEnds] = field(default_factory=Remembered)
+    _better: Remembered[StageEnds | None] = field(default_factory=Remembered)
 
     def __post_init__(self) -> None:
         self._events.seed = self.context.job.seed
@@ -305,17 +307,19 @@ class Judge:
         if pool.settings.token_budget is None and cut_by_budget(settings.packing, stack.framework):
             missing = Problem("the trainer's token_budget is missing", suggestion="it packs its sequences: state one")
             raise SpecError(missing)
+        where = demand, site.roles, site.trained_draft, index, pool.layout
         training, updated = self._updated.get(
-            (
-                demand, site.roles, site.trained_draft, index, pool.layout,
-                pool.settings.model_copy(update=_SCORING | _STAGES),
-            ),
+            (*where, pool.settings.model_copy(update=_SCORING | _STAGES)),
             lambda: simulated_training(
                 site, stack, arch, demand, layout, settings, pool.settings.token_budget, self._lengths
             ),
-        )  # fmt: skip
+        )
         if pool.settings.first_stage_layers and pool.layout.pipeline_parallel > 1:
-            training = training * self._stages(stack, layout, updated.batches, pool.settings, demand).factor
+            ends = self._stated.get(
+                (*where, pool.settings.model_copy(update=_SCORING)),
+                lambda: self._stages(stack, layout, updated.batches, pool.settings, demand),
+            )
+            training = training * ends.factor
         return training, updated
 
     def _scoring(self, demand: Demand, pool: PoolPlan, index: int, site: Site) -> tuple[FloatArray, ScoringWork]:
@@ -378,12 +382,20 @@ class Judge:
 
     def staged(self, evaluation: Evaluation) -> Configuration | None:
         """The same configuration with its best first and last stage, where that is worth it and neither is given."""
-        settings = evaluation.configuration.pool("trainer").settings
-        if (settings.first_stage_layers, settings.last_stage_layers) != (None, None):
+        configuration, demand = evaluation.configuration, evaluation.demand
+        pool = configuration.pool("trainer")
+        if (pool.settings.first_stage_layers, pool.settings.last_stage_layers) != (None, None):
             return None
-        made = evaluation.configuration, evaluation.microbatches, evaluation.demand
-        better = staged(self.context.of(evaluation.configuration.mode), self.task.architecture, *made)
-        return None if better is None or self.peak(evaluation, better) > self.room(evaluation) else better
+        context, site = self.context.of(configuration.mode), site_of(self.context, configuration)
+        where = demand, configuration.mode, site.roles, site.trained_draft, pool.layout
+        ends = self._better.get(
+            (*where, pool.settings.model_copy(update=_SCORING)),
+            lambda: better_ends(context, self.task.architecture, pool, evaluation.microbatches, demand),
+        )
+        if ends is None:
+            return None
+        better = configuration.with_trainer(first_stage_layers=ends.first, last_stage_layers=ends.last)
+        return None if self.peak(evaluation, better) > self.room(evaluation) else better
 
     def room(self, evaluation: Evaluation) -> float:
         """Most that the trainer's peak may be beside a colocated engine that sleeps [bytes]."""

@@ -18,6 +18,7 @@ from rlperf.cost.stage_ends import stages_between
 from rlperf.cost.trainer.update import layer_table
 from rlperf.layout import RECOMPUTE, Layout
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
@@ -220,14 +221,12 @@ def adaptive_note(
     )
 
 
-def staged(
-    context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches, demand: Demand
-) -> Configuration | None:
-    """The configuration with its best first and last stage stated, or None where that is not worth it."""
-    pool = configuration.pool("trainer")
-    stages = pool.layout.pipeline_parallel
+def better_ends(
+    context: Context, architecture: Architecture, pool: PoolPlan, batches: Microbatches, demand: Demand
+) -> StageEnds | None:
+    """The best first and last stage of a trainer's pool, or None where they are not worth it."""
+    stages, chunks = pool.layout.pipeline_parallel, pool.layout.virtual_pipeline
     trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
-    chunks = pool.layout.virtual_pipeline
     if stages < 2 or architecture.layers % chunks or not trainer.calibration.capability.uneven_ends:
         return None
     frozen = bool(pool.settings.freeze_vision)
@@ -236,6 +235,4 @@ def staged(
     )
     count = int(np.ravel(batches.count)[0])
     ends = best_ends(profile, architecture.layers, stages, count, chunks)
-    if ends.factor > 1.0 - WORTH:
-        return None
-    return configuration.with_trainer(first_stage_layers=ends.first, last_stage_layers=ends.last)
+    return None if ends.factor > 1.0 - WORTH else ends

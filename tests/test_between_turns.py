@@ -19,7 +19,7 @@ from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.between_turns import BetweenTurns, first_steady_s
 from rlperf.sim.rl_step.flow import Allowed, Flow, of_turns
-from rlperf.sim.rl_step.refilled import refilled
+from rlperf.sim.rl_step.refilled import interrupted_seconds, refilled
 from rlperf.sim.rollout import EngineOptions, Trajectories
 from rlperf.sim.rollout.replica import simulate_replica
 from rlperf.specs.job import Job
@@ -163,6 +163,26 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     assert judged(192)[1].rl_step_s < 0.5 * evaluation.rl_step_s
     context, few = judged(128)
     assert evicted_share(few) == 0.0 and fewer_at_once(context, context.tasks[0], few) == ()
+    events = steady_state(few, rl_steps=20)
+    assert events is not None and few.rl_step_s == pytest.approx(events.period_s, rel=0.08)
+
+
+def test_new_weights_that_interrupt_void_contexts_that_wait() -> None:
+    """AReaL clears the cache at every weight sync: what waits for a tool is read anew by its next turn."""
+    drawn = agents(5, 16, 5.0)
+    flow = flow_of(drawn, 32)
+    found = refilled(COST, EngineLimits(np.inf, max_running=32), 1, flow)
+    assert 0.0 < found.running < 32 and found.again_s == 0.0
+    waits = BetweenTurns.of([drawn])
+    own = waits.own[0] / waits.turns
+    tokens = (32 - found.running) * own  # Little: whoever does not run waits for a tool
+    alone = replace(flow, waits=None)
+    limits = EngineLimits(np.inf, max_running=32)
+    assert interrupted_seconds(COST, limits, 1, flow, found) - interrupted_seconds(
+        COST, limits, 1, alone, replace(found, waiting_s=0.0)
+    ) == pytest.approx(found.waiting_s)
+    full = float(COST.engine_step_s(0.0, 0.0, float(limits.token_budget), 0.0, 1.0))
+    assert found.waiting_s == pytest.approx(tokens / limits.token_budget * full, rel=0.15)
 
 
 def test_a_plan_takes_the_best_of_the_numbers_that_may_be_under_way(tmp_path: Path) -> None:

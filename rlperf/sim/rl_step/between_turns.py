@@ -99,6 +99,12 @@ class BetweenTurns:
         index = int(ends.searchsorted(left))
         return float((left - self.held[index]) / self.own[index])
 
+    def found(self, kept_s: float, wait_s: float, rl_step_s: float) -> tuple[float, float]:
+        """Tokens and pairs of contexts that wait and will be found in the caches by their next turn, mean over time."""
+        index = self.tool_s.size if kept_s == float("inf") else bisect_right(self.tool_s, kept_s)
+        tokens = float(self.held[index] + wait_s * (self.own[0] - self.own[index])) / rl_step_s
+        return tokens, tokens * float(self.pairs[0] / max(self.own[0], 1.0))
+
     def again(self, kept_s: float) -> tuple[float, float]:
         """Tokens and pairs that an rl_step reads again where contexts are kept for so long."""
         if kept_s == float("inf"):

@@ -34,22 +34,24 @@ class Allowed:
 
     @classmethod
     def of(cls, framework: FrameworkCalibration, mode: Mode, staleness: int, demand: Demand) -> Allowed:
-        """Batches that staleness allows, or the groups that the program counts, each to its last response.
-
-        K groups under way give E[L] / E[max L] of their samples a place on average, L of one and max L of its group.
-        """
+        """Batches that staleness allows, or the groups that the program counts, each to its last response."""
         ahead, groups = float(max(staleness, 1)), framework.under_way.get(mode)
         if groups is None:
             return cls(ahead, ahead + (1.0 if staleness > 0 else 0.0))
-        tokens = [(each.group, each.response_tokens.astype(np.float64)) for each in demand.trajectories]
-        longest = np.mean([last_of_groups(*each)[0].mean() for each in tokens])
-        running = float(np.mean([of_each.mean() for _, of_each in tokens]) / longest)
+        running = running_share(demand)
         if groups == "batch":
             return cls(min(ahead, running), min(ahead, running))
         return cls(ahead, ahead, max(int(groups * demand.batch.group_size * running), 1))
 
 
 ONE_BATCH = Allowed()
+
+
+def running_share(demand: Demand) -> float:
+    """Share of the samples of groups under way that run: E[L] / E[max L], L of one and max L of its group [1]."""
+    tokens = [(each.group, each.response_tokens.astype(np.float64)) for each in demand.trajectories]
+    longest = np.mean([last_of_groups(*each)[0].mean() for each in tokens])
+    return float(np.mean([of_each.mean() for _, of_each in tokens]) / longest)
 
 
 def fewest(*limits: int | None) -> int | None:

@@ -31,11 +31,13 @@ class Refilled:
     seconds : per rl_step: throughput, without a tail [s]
     running : requests of a replica that run at once, mean [1]
     again_s : what of the seconds reads contexts again that were evicted between turns [s]
+    waiting_s : what reading anew all contexts takes that wait in a replica's cache for their next turn [s]
     """
 
     seconds: float
     running: float
     again_s: float = 0.0
+    waiting_s: float = 0.0
 
 
 def refilled(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow, readers: int = 0) -> Refilled:
@@ -90,14 +92,15 @@ def _of_agents(
 
     def state(rl_step_s: float, keeps: bool) -> Refilled:
         busy = max(most - waits.tool_total_s / (replicas * rl_step_s), most * 1e-6)
-        running, again = min(busy, places), NOTHING
+        running, again, waiting = min(busy, places), NOTHING, NOTHING
         if caching and not keeps:
             wait_s = (busy - running) * replicas * rl_step_s / waits.turns
             room = replicas * max(limits.kv_tokens - held(running), 0.0)
-            again = Read(*waits.again(waits.kept_s(room, wait_s, rl_step_s)))
-        again_s = _prefill_s(cost, limits, again) / replicas
+            kept_s = waits.kept_s(room, wait_s, rl_step_s)
+            again, waiting = Read(*waits.again(kept_s)), Read(*waits.found(kept_s, wait_s, rl_step_s))
+        again_s, waiting_s = (_prefill_s(cost, limits, read) / replicas for read in (again, waiting))
         seconds = (_decode_s(cost, flow, running) + _prefill_s(cost, limits, plain)) / replicas
-        return Refilled(seconds + again_s, running, again_s)
+        return Refilled(seconds + again_s, running, again_s, waiting_s)
 
     least = (_decode_s(cost, flow, places) + _prefill_s(cost, limits, plain)) / replicas
     kept_s = first_steady_s(lambda s: state(s, True).seconds, least)
@@ -119,8 +122,11 @@ def _prefill_s(cost: EngineStepCost, limits: EngineLimits, read: Read) -> float:
 
 
 def interrupted_seconds(
-    cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow, running: float, readers: int = 0
+    cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow, state: Refilled, readers: int = 0
 ) -> float:
-    """Prefill of what a replica has ``running`` [s]; by ``readers`` for all, where there are some."""
-    again = recompute_s(cost, float(limits.token_budget), running, flow.context)
+    """Prefill of what a replica has under way when new weights void its cache [s]; by ``readers`` for all, if any.
+
+    Requests that run are sent again, and contexts that wait for a tool are read anew by their next turn.
+    """
+    again = recompute_s(cost, float(limits.token_budget), state.running, flow.context) + state.waiting_s
     return again * replicas / readers if readers else again

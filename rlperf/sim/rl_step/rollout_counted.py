@@ -260,7 +260,7 @@ def counted_seconds(
         if same not in flowing:
             of, readers = (pool.cost, pool.limits, pool.writers, flow), pool.replicas - pool.writers
             found = refilled(*of, readers)
-            flowing[same] = found.seconds, interrupted_seconds(*of, found.running, readers)
+            flowing[same] = found.seconds, interrupted_seconds(*of, found, readers)
         steady[position], again[position] = flowing[same]
         if not counted.simulates(pool):
             seconds = counted.counted_s(pool, known)

@@ -304,7 +304,7 @@ def simulated_rollout(
         makespan_s=events.makespans_s(demand, replicas, results),
         steady_s=np.full(n, steady.seconds),
         group_s=np.array([group_seconds(r.finish_s, g) for r, g in zip(results, groups, strict=True)]),
-        recompute_s=np.full(n, interrupted_seconds(*engine, steady.running, replicas.readers)),
+        recompute_s=np.full(n, interrupted_seconds(*engine, steady, replicas.readers)),
         writers=np.full(n, replicas.writers, dtype=np.int64),
         slots=np.full(n, replicas.limits.max_running, dtype=np.int64),
         pace_s=np.tile(replicas.cost.pace_s, (n, 1)),

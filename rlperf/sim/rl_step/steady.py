@@ -10,9 +10,9 @@ from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
 from rlperf.sim.rl_step.asynchronous import AsyncRun, Update
 from rlperf.sim.rl_step.flow import of_turns
 from rlperf.sim.rl_step.modes import Execution, trainer_work_s
+from rlperf.sim.rl_step.refilled import Refilled
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.trajectories import Trajectories
-from rlperf.specs.framework import UnderWay
 from rlperf.specs.modes import Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
@@ -41,8 +41,8 @@ def steady_run(
     rl_steps: Sequence[Trajectories],
     *,
     max_staleness: int,
-    groups: UnderWay | None = None,
-    again_s: float = 0.0,
+    groups: int | None = None,
+    state: Refilled | None = None,
 ) -> AsyncRun:
     """An asynchronous run, ready for `asynchronous.simulate`; ``cost`` holds the framework's host time already.
 
@@ -50,11 +50,10 @@ def steady_run(
     sample, whose mean length is off by as much as its longest responses are rare. One token of every request of a
     replica takes what the engine takes at the mean context (of all tokens of all turns, each at what stands before it;
     of a single turn prompt + E[L^2] / E[L] / 2), linear between one running request and its share of the batches that
-    the staleness bound lets start. What tools add to a context is read in full budgets, spread over all tokens, as
-    are the seconds ``again_s`` that a replica reads contexts again in an rl_step (`Refilled.again_s`).
-    ``groups`` : that its program has under way at once, of a replica or as many as a batch has; None: any number.
-    The framework says whether weights are taken in flight, and whether requests are interrupted; these compute their
-    cache again as in `recompute_s`, in full token budgets.
+    the staleness bound lets start. What tools add to a context is read in full budgets, spread over all tokens, as is
+    what is read again of contexts that were evicted (``state``: None counts nobody who waits for a tool). Of ``groups``
+    so many are under way at once, over all replicas; None: any number. The framework says whether weights are taken in
+    flight, and whether requests are interrupted; these compute their cache again as in `recompute_s`.
     """
     batch = len(rl_steps[0])
     size = batch // int(np.unique(rl_steps[0].group).size)
@@ -69,10 +68,12 @@ def steady_run(
     alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(running), running * context))
     each = (full - alone) / max(running - 1, 1)
     prefill_token_s = recompute_s(cost, float(limits.token_budget), running, context) / (running * context)
-    read_s = prefill_token_s * added.tokens + again_s * replicas
+    read_s = prefill_token_s * added.tokens + (state.again_s * replicas if state else 0.0)
     update: Update = "in_flight" if framework.in_flight_updates else "drain"
+    # an engine that does not take weights in flight stands still for the whole of a sync
+    swap_s = float((stages.swap_s if framework.in_flight_updates else stages.weight_sync_s).mean())
     if framework.partial_rollout:
-        update = "interrupt"
+        update, swap_s = "interrupt", swap_s + (state.waiting_s if state else 0.0)
     return AsyncRun(
         response_tokens=lengths,
         batch=batch,
@@ -86,9 +87,8 @@ def steady_run(
         prompt_tokens=prompt,
         prefill_token_s=prefill_token_s,
         sync_s=float(stages.weight_sync_s.mean()),
-        # an engine that does not take weights in flight stands still for the whole of a sync
-        swap_s=float((stages.swap_s if framework.in_flight_updates else stages.weight_sync_s).mean()),
+        swap_s=swap_s,
         update=update,
         max_staleness=max_staleness,
-        groups=batch // size if groups == "batch" else groups and groups * replicas,
+        groups=groups,
     )

@@ -146,8 +146,10 @@ def test_trl_is_planned_as_its_accelerate_config_says(tmp_path: Path, backend: s
     files = {path.name: path for path in write_plan(plan, None, tmp_path)}
     launch = yaml.safe_load(files["config_accelerate.yaml"].read_text())
     assert launch["distributed_type"] == kind
-    back = import_config([files["config.yaml"], files["config_accelerate.yaml"]]).run
-    assert (back.trainer.backend, back.trainer.zero_stage) == (backend, stage)
+    alone, both = (import_config([files[name] for name in names]).run
+                   for names in (["config.yaml"], ["config.yaml", "config_accelerate.yaml"]))  # fmt: skip
+    assert alone == both and both.devices == trainer_of(plan).devices
+    assert (both.trainer.backend, both.trainer.zero_stage) == (backend, stage)
 
 
 def test_a_plan_for_another_trainer_is_said_to_have_been_predicted_for_it(tmp_path: Path) -> None:
@@ -177,8 +179,10 @@ def test_deepspeed_runs_the_modules_of_fsdp2_and_no_faster(architecture: str) ->
     """A layer of transformers takes as long whatever shards it; DeepSpeed adds traffic that it does not hide."""
     seconds = {}
     for backend in ("deepspeed", "fsdp2"):
-        pools = [{"role": "trainer", "layout": {"zero_stage": 3, "activation_recompute": "full", "microbatch": 2}}]
-        job = {**JOB, "architecture": architecture, "framework": "trl", "trainer_backends": backend, "pools": pools}
+        layout = {"zero_stage": 3, "activation_recompute": "full", "microbatch": 2, "offload": "none", "ulysses": 1}
+        pools = [{"role": "trainer", "layout": layout}]
+        job = {**JOB, "architecture": architecture, "nodes": 4, "framework": "trl", "trainer_backends": backend}
+        job["pools"] = pools
         cost = evaluate_job(ask(Job.model_validate(job)).context)[0].training
         seconds[backend] = [float(np.mean(part)) for part in (cost.forward_s, cost.backward_s, cost.recompute_s)]
     for sharded, own in zip(seconds["deepspeed"], seconds["fsdp2"], strict=True):

@@ -51,10 +51,13 @@ def test_a_launch_script_is_read_with_the_accelerate_config_that_it_names(export
     assert "assumed" not in describe(script)
 
 
-def test_devices_that_no_file_states_are_called_assumed(exported: Path) -> None:
-    assert "8 GPUs (assumed: name the launch script or accelerate's config too)" in describe(
-        import_config([exported / "config.yaml"])
-    )
+def test_devices_that_no_file_states_are_called_assumed(exported: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "config.yaml"
+    alone.write_text((exported / "config.yaml").read_text())
+    assumed = "8 GPUs (assumed: name the launch script or accelerate's config too)"
+    assert assumed in describe(import_config([alone]))
+    beside = import_config([exported / "config.yaml"])  # what was exported with it states them
+    assert beside.run.devices == 16 and "assumed" not in describe(beside)
 
 
 def test_a_folder_is_told_by_its_files(exported: Path) -> None:

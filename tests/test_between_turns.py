@@ -167,6 +167,20 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     assert events is not None and few.rl_step_s == pytest.approx(events.period_s, rel=0.08)
 
 
+def test_slime_bounds_trajectories_by_what_it_sends_to_an_engine(tmp_path: Path) -> None:
+    """Its semaphore is held while tools run (slime/rollout/sglang_rollout.py:94): a script without header says it, too."""
+    asked = {**JOB, "framework": "slime", "modes": ["one_step_off"], "limits": {"staleness": 1}}
+    asked["tasks"] = [{**JOB["tasks"][0], "max_trajectories": 48}]
+    asked["pools"] = [{"role": role, "devices": 4, "layout": {"tensor_parallel": 1}} for role in ("rollout", "trainer")]
+    plan = plan_job(Job.model_validate(asked))
+    export_plan(plan, tmp_path)
+    text = (tmp_path / "config.sh").read_text()
+    assert "--sglang-server-concurrency 12 " in text
+    (tmp_path / "own.sh").write_text("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    found = audit_config(tmp_path / "own.sh", cluster="dgx_h100", workload="software_engineering", plan=False).predicted
+    assert found is not None and found.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-9)
+
+
 def test_new_weights_that_interrupt_void_contexts_that_wait() -> None:
     """AReaL clears the cache at every weight sync: what waits for a tool is read anew by its next turn."""
     drawn = agents(5, 16, 5.0)

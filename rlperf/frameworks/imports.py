@@ -295,7 +295,8 @@ def job_of(
         raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
     if imported.run.architecture in ("", "None"):  # made by a program, or left to its default
         raise SpecError(Problem("its model is not named", suggestion="--architecture NAME, or its config.json"))
-    batch = replace(imported.run.batch, max_trajectories=planned_at_once(imported, workload))
+    at_once = planned_at_once(imported, workload) or imported.run.batch.max_trajectories
+    batch = replace(imported.run.batch, max_trajectories=at_once)
     run = replace(imported.run, architecture=architecture_at(imported.run.architecture), batch=batch)
     if run.critic_devices and run.traits.shares_devices and run.rollout.devices != run.trainer.devices:
         words = f"engines on {run.rollout.devices} devices take turns with the trainer and with its critic"

@@ -202,14 +202,22 @@ class Slime:
         own = {setting.key: setting for setting in settings}
         drafted = sglang_drafts(sglang_flag, drafting_of(run, self.name))
         settings = list(with_drafts(own, sglang_flag("speculative_num_steps"), drafted, target.has).values())
-        if (run.rollout.max_running or 0) > int(DEFAULTS[CONCURRENCY]):
-            sent = f"requests that {self.name} sends to an engine"
-            settings.append(Setting(CONCURRENCY, run.rollout.max_running, sent))
+        settings += self._sent(run)
         settings += whole_prompts(run, sglang_flag)
         settings += [*self.placement(run, target), *self.training(run), *model, *self.data(run)]
         chosen = {s.key: s for s in settings}
         kept = [s for s in chosen.values() if s.value is not None and s.value is not False and target.has(s.key)]
         return Emission(tuple(kept), (), "train_async.py" if run.traits.runs_ahead else "train.py", (), run)
+
+    def _sent(self, run: Run) -> list[Setting]:
+        """How much an engine is sent at once: its requests, or trajectories where a plan bounds those under way."""
+        most = run.batch.max_trajectories
+        if most and run.batch.turns > 1:
+            each = -(-most // (run.rollout.data_parallel or 1))
+            return [Setting(CONCURRENCY, each, "trajectories under way of each engine, while their tools run, too")]
+        if (run.rollout.max_running or 0) <= int(DEFAULTS[CONCURRENCY]):
+            return []
+        return [Setting(CONCURRENCY, run.rollout.max_running, f"requests that {self.name} sends to an engine")]
 
     def render(self, emission: Emission, stem: str, header: Sequence[str]) -> dict[str, str]:
         """``<stem>.sh`` with the flags in arrays."""

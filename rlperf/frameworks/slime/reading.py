@@ -97,7 +97,8 @@ def read_settings(run: Run, flat: Flat) -> Run:
     sent = int(flat[CONCURRENCY])  # slime/rollout/sglang_rollout.py:94: so many of each engine, stated or not
     if sent < 1:
         raise SpecError(Problem(f"{CONCURRENCY} {sent}: an engine is sent no request, and the rollout never ends"))
-    running = min(running or sent, sent)
+    turns = 2 if flat.get("custom-generate-function-path") else 1  # what its examples of search and agents have
+    running = running or sent if turns > 1 else min(running or sent, sent)
     rollout = run.rollout.having(tensor_parallel=max(replica // depth, 1), speculation=drafted, max_running=running)
     rollout = rollout.having(**sglang_prefill(flat, sglang_flag))
     rollout = rollout.having(rollout_dtype=rollout.rollout_dtype or served_dtype(_architecture_name(flat)))
@@ -109,9 +110,7 @@ def read_settings(run: Run, flat: Flat) -> Run:
     batch = replace(batch, max_prompt_tokens=batch.max_prompt_tokens or prompt, mini_batch=mini)
     batch = replace(batch, generated_prompts=sampled if more else None, over_provision=_in_flight(flat, batch.prompts))
     batch = replace(batch, left_over=0 if flat.get("allow-partial-train-step") else _left_over(batch))
-    if flat.get("custom-generate-function-path"):  # what its examples of search, ReTool and agents have
-        batch = replace(batch, turns=2)
-    return replace(run, batch=batch, trainer=trainer, rollout=rollout)
+    return replace(run, batch=replace(batch, turns=turns), trainer=trainer, rollout=rollout)
 
 
 def _left_over(batch: BatchFacts) -> int:
@@ -147,6 +146,15 @@ def _in_flight(flat: Flat, prompts: int) -> float:
     return max(flight / prompts, 1.0)
 
 
+def _at_once(run: Run, flat: Flat, rollout: int) -> int | None:
+    """Trajectories of several turns under way: a semaphore of so many an engine, held while tools run, too.
+
+    slime/rollout/sglang_rollout.py:94. None: no fewer than a batch has.
+    """
+    most = int(flat[CONCURRENCY]) * (rollout // (run.rollout.replica or 1))
+    return most if run.batch.turns > 1 and 0 < most < run.batch.flight * run.batch.group_size else None
+
+
 def read_placement(run: Run, flat: Flat, source: Source) -> Run:
     """Devices, mode, algorithm, and what rules ask."""
     per_node = int(flat["actor-num-gpus-per-node"])
@@ -173,6 +181,7 @@ def read_placement(run: Run, flat: Flat, source: Source) -> Run:
         devices_per_node=per_node,
         trainer=run.trainer.having(devices=trainer, parked=not flat.get("no-offload-train") if colocated else None),
         rollout=run.rollout.having(devices=rollout),
+        batch=replace(run.batch, max_trajectories=_at_once(run, flat, rollout)),
         facts=SlimeFacts(
             colocate=colocated,
             asynchronous=asynchronous,

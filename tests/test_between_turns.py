@@ -168,7 +168,7 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
 
 
 def test_slime_bounds_trajectories_by_what_it_sends_to_an_engine(tmp_path: Path) -> None:
-    """Its semaphore is held while tools run (slime/rollout/sglang_rollout.py:94): a script without header says it, too."""
+    """Its semaphore is held while tools run (slime/rollout/sglang_rollout.py:94), so that a script alone says it."""
     asked = {**JOB, "framework": "slime", "modes": ["one_step_off"], "limits": {"staleness": 1}}
     asked["tasks"] = [{**JOB["tasks"][0], "max_trajectories": 48}]
     asked["pools"] = [{"role": role, "devices": 4, "layout": {"tensor_parallel": 1}} for role in ("rollout", "trainer")]

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
-from rlperf.plan.judge.evaluate import Evaluation, Judge, scaled_seconds
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.scaled import scaled_seconds
 from rlperf.plan.judge.stage_factors import NOISE, STAGES, Errors, StageFactor, stage_factors
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve

@@ -23,7 +23,7 @@ MOST = 6
 DEPTH = 2
 """How deep inside what a function takes and returns a form may stand: a job's pool's layout."""
 CALLERS = {
-    "stage_seconds": {"plan/search/split_columns.py", "plan/judge/evaluate.py"},
+    "stage_seconds": {"plan/search/split_columns.py", "plan/judge/evaluate.py", "plan/judge/scaled.py"},
     "counted_seconds": {"plan/search/rollout_columns.py"},
     "closed_training": {"plan/search/trainer_columns.py"},
     "simulated_rollout": {"plan/judge/evaluate.py"},

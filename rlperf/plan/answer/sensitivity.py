@@ -11,7 +11,8 @@ from rlperf.layout import FloatArray
 from rlperf.plan.answer.explain import differences
 from rlperf.plan.answer.plan import Sensitivity
 from rlperf.plan.judge.decisions import Decision
-from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds
+from rlperf.plan.judge.evaluate import Evaluation
+from rlperf.plan.judge.scaled import scaled_seconds
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import objective_of
 from rlperf.plan.search.formulation import Program, value_of

@@ -6,7 +6,6 @@ what `predict` shows. Every candidate sees the same rl_steps: differences betwee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.trainer.update import TrainingCost
 from rlperf.errors import Problem, SpecError
-from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.layout import FloatArray, Layout
 from rlperf.plan.judge.stages import StageEnds, better_ends, layer_profile, stated_ends
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.pool import PoolPlan
@@ -53,7 +52,6 @@ from rlperf.sim.rl_step.uncertainty import StageSigmas, drafted_sigma, interval,
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.sim.rollout.trajectories import Trajectories
-from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import SettingsValues
 from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.speculation import DraftSetting
@@ -167,6 +165,9 @@ class Judge:
     _lengths: CutLengths = field(default_factory=CutLengths)
     _costs: Tabulated = field(default_factory=dict)
     _scorers: ScorerEvents = field(default_factory=ScorerEvents)
+    _rolled: Remembered[tuple[ReplicaMemory, Replicas, RolloutStage, tuple[RolloutResult, ...]]] = field(
+        default_factory=Remembered
+    )
     _updated: Remembered[tuple[FloatArray, UpdateWork]] = field(default_factory=Remembered)
     _scored: Remembered[tuple[FloatArray, ScoringWork]] = field(default_factory=Remembered)
     _held: Remembered[TrainerBytes] = field(default_factory=Remembered)
@@ -179,18 +180,7 @@ class Judge:
     def evaluate(self, demand: Demand, configuration: Configuration) -> Evaluation:
         """Stages and rl_step of every replicate of ``demand``."""
         site, index = site_of(self.context, configuration), self._backend(configuration)
-        memory, replicas = self._replicas(demand, configuration, index)
-        pool = configuration.pool("rollout")
-        leaving = 2.0 * float(memory.weight_bytes[0]) / site.rollout_hardware.device.host_bandwidth
-        rollout, results = simulated_rollout(
-            self._events,
-            demand,
-            replicas,
-            Layout.of_values(pool.layout),
-            leaving,
-            pool.settings.filled().rollout_dtype,
-            self._allowed(demand, configuration),
-        )
+        memory, replicas, rollout, results = self._rolled_out(demand, configuration, index)
         trainer, updated, scored, held, critic_held = self._train(demand, configuration, index)
         rows = np.arange(len(demand.tables))
         pairs = Pairs(rollout, trainer, rows, rows)
@@ -235,6 +225,25 @@ class Judge:
             stages.append(stage)
             exposed.append(self._scorers.exposed_s(demand, one.scorer, stage, key, replicas.serve, results, rollout))
         return tuple(stages), tuple(exposed)
+
+    def _rolled_out(
+        self, demand: Demand, configuration: Configuration, backend: int
+    ) -> tuple[ReplicaMemory, Replicas, RolloutStage, tuple[RolloutResult, ...]]:
+        """The engine of a configuration, its stage in every replicate and the simulated rollouts behind it.
+
+        All that is read of the trainer are its devices, which engines may borrow, and what its backend runs.
+        """
+        pool, lends = configuration.pool("rollout"), configuration.pool("trainer").devices
+
+        def made() -> tuple[ReplicaMemory, Replicas, RolloutStage, tuple[RolloutResult, ...]]:
+            memory, replicas = self._replicas(demand, configuration, backend)
+            host_bandwidth = self.context.rollout_hardware.device.host_bandwidth
+            leaving, dtype = 2.0 * float(memory.weight_bytes[0]) / host_bandwidth, pool.settings.filled().rollout_dtype
+            layout, allowed = Layout.of_values(pool.layout), self._allowed(demand, configuration)
+            rolled = simulated_rollout(self._events, demand, replicas, layout, leaving, dtype, allowed)
+            return memory, replicas, *rolled
+
+        return self._rolled.get((demand, pool, backend, configuration.mode, configuration.staleness, lends), made)
 
     def _replicas(self, demand: Demand, configuration: Configuration, backend: int) -> tuple[ReplicaMemory, Replicas]:
         """The engine of a configuration."""
@@ -411,38 +420,3 @@ def site_of(context: Context, configuration: Configuration) -> Site:
         return site
     drafts = DraftSetting.parse(configuration.pool("rollout").settings.filled().speculation)
     return replace(site, trained_draft=drafts.method if drafts else None)
-
-
-def scaled_seconds(
-    site: Site,
-    architecture: Architecture,
-    evaluation: Evaluation,
-    factor: Mapping[str, float | FloatArray],
-    rows: IntArray | None = None,
-) -> StageSeconds:
-    """The rl_steps of an evaluation with its rollout, scoring and training scaled [s].
-
-    ``rows``: replicates, all by default; ``factor``: numbers, or arrays ``[rows]``
-    """
-    rows = np.arange(len(evaluation.seconds.rl_step_s)) if rows is None else rows
-    engine, train = evaluation.rollout.take(rows), evaluation.trainer.take(rows)
-    engine = replace(
-        engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s,
-        group_s=factor["rollout"] * engine.group_s, recompute_s=factor["rollout"] * engine.recompute_s,
-    )  # fmt: skip
-    if engine.lent_s is not None:
-        engine = replace(engine, lent_s=np.reshape(factor["rollout"], (-1, 1)) * engine.lent_s)
-    train = replace(
-        train, training_s=factor["training"] * train.training_s, scoring_s=factor["scoring"] * train.scoring_s,
-        critic_s=factor["training"] * train.critic_s, values_s=factor["scoring"] * train.values_s,
-    )  # fmt: skip
-    every, configuration = np.arange(len(rows)), evaluation.configuration
-    return stage_seconds(
-        site,
-        architecture,
-        evaluation.demand,
-        configuration.mode,
-        configuration.staleness,
-        Pairs(engine, train, every, every),
-        evaluation.beside and evaluation.beside.take(rows),
-    )

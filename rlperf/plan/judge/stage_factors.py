@@ -33,7 +33,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlperf.layout import FloatArray, IntArray
-from rlperf.plan.judge.evaluate import Evaluation, scaled_seconds, site_of
+from rlperf.plan.judge.evaluate import Evaluation, site_of
+from rlperf.plan.judge.scaled import scaled_seconds
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.sim.rl_step.uncertainty import OWN_SHARE, stage_sigmas
 from rlperf.specs.modes import MODES

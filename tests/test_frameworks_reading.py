@@ -684,3 +684,16 @@ def test_updates_of_slime_that_are_no_whole_groups_are_named(tmp_path: Path) -> 
     found = audit(import_config([script]), plan=False)
     assert "an update of 100 samples is no whole groups of 8" in " ".join(found.notes)
     assert "what is left over is rolled out, and dropped" in " ".join(each.message for each in found.findings)
+
+
+def test_a_group_of_nobody_is_refused(tmp_path: Path) -> None:
+    """verl's was a traceback, and slime's a wrong type."""
+    verl = "actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.rollout.n=0"
+    (tmp_path / "verl.sh").write_text(f"python3 -m verl.trainer.main_ppo {verl}\n")
+    with pytest.raises(SpecError, match="group_size: Value error, 0 is not a positive whole number"):
+        job_of(import_config([tmp_path / "verl.sh"]))
+    (tmp_path / "run.sh").write_text(
+        COLOCATED.replace("--n-samples-per-prompt 8", "--n-samples-per-prompt 0").format(256)
+    )
+    with pytest.raises(SpecError, match="a value is 0 where others are divided by it"):
+        import_config([tmp_path / "run.sh"])

@@ -119,7 +119,9 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, SpecError):
             raise
-        raise SpecError(Problem(f"a value has the wrong type for {adapter.title}: {error}", file)) from error
+        none = isinstance(error, ZeroDivisionError)
+        wrong = "is 0 where others are divided by it" if none else f"has the wrong type for {adapter.title}: {error}"
+        raise SpecError(Problem(f"a value {wrong}", file)) from error
     unknown, illegal = check_keys(source, target)
     theirs = {*others, "optim"} if (others := other_trainers(run)) else set()
     unread = tuple(each for each in unknown if theirs & set(each.key.split(".")))

@@ -265,8 +265,9 @@ def to_job(
 ) -> Job:  # fmt: skip
     """A run as a job with pinned pools: what `predict`, `plan` and `audit` read."""
     batch = run.batch
-    if (stated := batch.stated_samples or 0) % batch.group_size and batch.trained % batch.mini:
-        each = f"an update of {stated} samples is no whole groups of {batch.group_size}"
+    stated, group, mini = batch.stated_samples or 0, batch.group_size, batch.mini
+    if group > 0 and mini > 0 and stated % group and batch.trained % mini:  # others are no batch, which Task says
+        each = f"an update of {stated} samples is no whole groups of {group}"
         raise ValueError(f"{each}, as predictions count them: state a multiple")
     task = Task(
         name=task_name(workload),

@@ -13,6 +13,7 @@ import pytest
 from rlperf import audit_config, export_plan, plan_job
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.plan.answer.evicted import evicted_share, fewer_at_once, refills
+from rlperf.plan.answer.gains import environments
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import steady_state
 from rlperf.plan.question.context import Context, resolve
@@ -160,6 +161,10 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     assert events is not None and evaluation.rl_step_s == pytest.approx(events.period_s, rel=0.1)
     (line,) = fewer_at_once(context, context.tasks[0], evaluation)
     assert line.startswith("192 trajectories at once (max_trajectories) instead of 384: rl_step ")
+    crowded, many = judged(300)
+    assert environments(crowded, crowded.tasks[0], many)[0].startswith(
+        "150 trajectories at once (max_trajectories) instead"
+    )
     assert judged(192)[1].rl_step_s < 0.5 * evaluation.rl_step_s
     context, few = judged(128)
     assert evicted_share(few) == 0.0 and fewer_at_once(context, context.tasks[0], few) == ()

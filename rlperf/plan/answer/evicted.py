@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.sim.rl_step.flow import Allowed
+from rlperf.sim.rl_step.flow import Allowed, fewest
 from rlperf.specs.modes import Form
 from rlperf.units import human_seconds
 
@@ -44,7 +44,8 @@ def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -
         return ()
     configuration, judge = evaluation.configuration, Judge(context, task)
     allowed = Allowed.of(evaluation.framework, configuration.mode, configuration.staleness, demand)
-    most = round((allowed.most if refills(evaluation) else 1.0) * demand.batch.generated * demand.batch.group_size)
+    whole = round((allowed.most if refills(evaluation) else 1.0) * demand.batch.generated * demand.batch.group_size)
+    most = fewest(whole, demand.batch.max_trajectories) or whole
     found, at = [(evaluation.rl_step_s, most)], most // 2
     while at >= evaluation.replicas.writers and found[-1][0] <= TOO_FEW * evaluation.rl_step_s:
         fewer = replace(demand, batch=replace(demand.batch, max_trajectories=at))

@@ -147,12 +147,12 @@ ENOUGH = 1.02
 def environments(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     """How many environments at once are enough, where a job states how many there are: judged at doublings.
 
-    The engines wait for environments until a doubling changes the rollout by no more than `ENOUGH`. Where a job states
-    none, how many are too many.
+    The engines wait for environments until a doubling changes the rollout by no more than `ENOUGH`. Where contexts are
+    evicted, stated or not, how many are too many.
     """
-    batch, judge = evaluation.demand.batch, Judge(context, task)
-    if batch.max_trajectories is None:
-        return fewer_at_once(context, task, evaluation)
+    batch, judge, fewer = evaluation.demand.batch, Judge(context, task), fewer_at_once(context, task, evaluation)
+    if batch.max_trajectories is None or fewer:
+        return fewer
     whole = batch.generated * batch.group_size
 
     def rollout_s(most: int | None) -> float:

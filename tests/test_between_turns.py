@@ -125,6 +125,18 @@ def test_more_cache_and_faster_tools_are_never_slower() -> None:
     assert all(more <= less * (1 + 1e-6) for less, more in pairwise(tools))
 
 
+@pytest.mark.parametrize("tool_s", [0.01, 50.0, 5e4])
+def test_trajectories_that_mostly_wait_for_their_tools_take_what_these_take(tool_s: float) -> None:
+    """Little's law: as many trajectories end as are under way, over the time of each."""
+    drawn = agents(6, 16, tool_s)
+    flow = flow_of(drawn, 4)
+    found = refilled(COST, EngineLimits(np.inf, max_running=64), 1, flow)
+    waits = BetweenTurns.of([drawn])
+    engine_s = found.running / 4 * found.seconds * 4  # who runs does so in their share of the time
+    assert found.seconds * 4 == pytest.approx(waits.tool_total_s + engine_s, rel=1e-4)
+    assert found.seconds >= waits.tool_total_s / 4
+
+
 def test_of_several_steady_states_the_first_is_found() -> None:
     assert first_steady_s(lambda s: 2.0 if s < 3.0 else 9.0, 1.0) == pytest.approx(2.0, rel=1e-5)
     assert first_steady_s(lambda s: 5.0, 5.0) == 5.0

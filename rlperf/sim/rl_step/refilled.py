@@ -102,7 +102,8 @@ def _of_agents(
         seconds = (_decode_s(cost, flow, running) + _prefill_s(cost, limits, plain)) / replicas
         return Refilled(seconds + again_s, running, again_s, waiting_s)
 
-    least = (_decode_s(cost, flow, places) + _prefill_s(cost, limits, plain)) / replicas
+    work_s = _decode_s(cost, flow, places) + _prefill_s(cost, limits, plain)
+    least = max(work_s, waits.tool_total_s / most) / replicas
     kept_s = first_steady_s(lambda s: state(s, True).seconds, least)
     found_s = first_steady_s(lambda s: state(s, False).seconds, kept_s)
     return replace(state(found_s, False), seconds=found_s)

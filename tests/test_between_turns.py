@@ -222,6 +222,7 @@ def test_a_plan_takes_the_best_of_the_numbers_that_may_be_under_way(tmp_path: Pa
     plan = plan_job(Job.model_validate(asked))
     assert plan.phases[0].settings.max_trajectories == 160
     export_plan(plan, tmp_path)
+    assert "max_concurrent_rollouts: 20 " in (tmp_path / "config.yaml").read_text(), "groups of eight"
     audited = audit_config(tmp_path / "config.yaml", plan=False)
-    assert audited.predicted is not None
+    assert audited.predicted is not None and not audited.findings
     assert audited.predicted.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-9)

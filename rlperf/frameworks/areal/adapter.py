@@ -298,9 +298,17 @@ def _placement(run: Run) -> list[Setting]:
     ]
     if run.staleness:
         # left out, as many groups run at once as a batch has, stragglers among them (infra/staleness_manager.py:79)
-        most = (run.staleness + 1) * run.batch.prompts
-        settings.append(Setting("rollout.max_concurrent_rollouts", most, "groups under way: as many as may be behind"))
+        settings.append(_groups_under_way(run))
     return settings
+
+
+def _groups_under_way(run: Run) -> Setting:
+    """As many as may be behind, or fewer where the plan bounds trajectories; enough to fill every engine's places."""
+    behind, bound = (run.staleness + 1) * run.batch.prompts, run.batch.max_trajectories
+    filled = (run.rollout.data_parallel or 1) * (run.rollout.max_running or 1)
+    most = min(behind, -(-max(bound, filled) // run.batch.group_size)) if bound else behind
+    why = "as many as may be behind" if most == behind else f"for {bound} trajectories"
+    return Setting("rollout.max_concurrent_rollouts", most, f"groups under way: {why}")
 
 
 _ANEW = Limitation(

@@ -76,6 +76,21 @@ def test_nothing_is_remembered_by_identity() -> None:
     assert not found, "\n".join(found)
 
 
+SLOW = ("scipy.optimize", "scipy.stats", "matplotlib")
+"""What takes as long to load as a small plan: where it is called, for those who call it."""
+
+
+def test_what_is_slow_to_load_is_loaded_where_it_is_called() -> None:
+    early = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in FILES
+        for node in tree_of(file).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(name.startswith(SLOW) for name in [getattr(node, "module", None) or "", *(a.name for a in node.names)])
+    ]
+    assert not early
+
+
 def test_functions_take_few_arguments_or_say_why_not() -> None:
     """More than nine want a noun; commands of the command line have an argument for each option."""
     many = [

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
 from rlperf.layout import FloatArray
 from rlperf.sim.rollout.trajectories import Trajectories
 
 _STEP, _STEPS, _NEAR = 1.1, 48, 1e-6
 """Grid on which the first steady state is looked for, from that in which everything is kept to 90 times as long, and
-how near it is found [1]."""
+how near numbers are found [1]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +126,14 @@ def first_steady_s(takes_s: Callable[[float], float], kept_s: float) -> float:
         low, high = high, high * _STEP
     if low == high or over > 0.0:
         return high
-    return float(brentq(lambda s: takes_s(s) - s, low, high, rtol=_NEAR))
+    return crossing(lambda s: takes_s(s) - s, low, high)
+
+
+def crossing(off: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function is 0, between numbers at which its signs differ."""
+    from scipy.optimize import brentq  # half a second to load, which is for agents alone
+
+    return float(brentq(off, low, high, rtol=_NEAR))
 
 
 def _from_the_end(values: FloatArray) -> FloatArray:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import brentq
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
-from rlperf.sim.rl_step.between_turns import BetweenTurns, first_steady_s
-from rlperf.sim.rl_step.flow import NOTHING, Flow, Read
+from rlperf.sim.rl_step.between_turns import BetweenTurns, crossing, first_steady_s
+from rlperf.sim.rl_step.flow import Flow, Read
 
 
 def steady_running(limits: EngineLimits, replicas: int, flow: Flow) -> float:
@@ -55,7 +55,7 @@ def refilled(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Fl
         found = [_of_agents(cost, limits, replicas, flow, flow.waits, most) for most in both]
         return min(found, key=lambda each: each.seconds)
     running, read = steady_running(limits, replicas, flow), flow.read(caching=limits.prefix_caching)
-    decode, prefill = _decode_s(cost, flow, running), _prefill_s(cost, limits, read)
+    decode, prefill = _decode_s(cost, flow, running), _reading(cost, limits)(read)
     if readers:
         return Refilled(max(decode / replicas, prefill / readers), running)
     return Refilled((decode + prefill) / replicas, running)
@@ -79,7 +79,8 @@ def _of_agents(
     """
     caching, group = limits.prefix_caching, float(flow.copies)
     shared = waits.shared if caching else 0.0
-    own, plain = max(flow.context - shared, 1.0), flow.read(caching=caching)
+    own, read_s = max(flow.context - shared, 1.0), _reading(cost, limits)
+    prompts_s = read_s(flow.read(caching=caching))
 
     def held(running: float) -> float:
         groups = most / group * (1.0 - float(np.power(1.0 - running / most, group)))
@@ -87,22 +88,23 @@ def _of_agents(
 
     places = min(float(limits.max_running), most)
     if held(places) > limits.kv_tokens:
-        places = float(brentq(lambda c: held(c) - limits.kv_tokens, 0.0, places, rtol=1e-6))
+        places = crossing(lambda running: held(running) - limits.kv_tokens, 0.0, places)
     places = max(places, 1.0)
 
     def state(rl_step_s: float, keeps: bool) -> Refilled:
         busy = max(most - waits.tool_total_s / (replicas * rl_step_s), most * 1e-6)
-        running, again, waiting = min(busy, places), NOTHING, NOTHING
-        if caching and not keeps:
-            wait_s = (busy - running) * replicas * rl_step_s / waits.turns
-            room = replicas * max(limits.kv_tokens - held(running), 0.0)
-            kept_s = waits.kept_s(room, wait_s, rl_step_s)
-            again, waiting = Read(*waits.again(kept_s)), Read(*waits.found(kept_s, wait_s, rl_step_s))
-        again_s, waiting_s = (_prefill_s(cost, limits, read) / replicas for read in (again, waiting))
-        seconds = (_decode_s(cost, flow, running) + _prefill_s(cost, limits, plain)) / replicas
+        running = min(busy, places)
+        seconds = (_decode_s(cost, flow, running) + prompts_s) / replicas
+        if keeps or not caching:
+            return Refilled(seconds, running)
+        wait_s = (busy - running) * replicas * rl_step_s / waits.turns
+        room = replicas * max(limits.kv_tokens - held(running), 0.0)
+        kept_s = waits.kept_s(room, wait_s, rl_step_s)
+        found = waits.again(kept_s), waits.found(kept_s, wait_s, rl_step_s)
+        again_s, waiting_s = (read_s(Read(*each)) / replicas for each in found)
         return Refilled(seconds + again_s, running, again_s, waiting_s)
 
-    work_s = _decode_s(cost, flow, places) + _prefill_s(cost, limits, plain)
+    work_s = _decode_s(cost, flow, places) + prompts_s
     least = max(work_s, waits.tool_total_s / most) / replicas
     kept_s = first_steady_s(lambda s: state(s, True).seconds, least)
     found_s = first_steady_s(lambda s: state(s, False).seconds, kept_s)
@@ -115,11 +117,11 @@ def _decode_s(cost: EngineStepCost, flow: Flow, running: float) -> float:
     return flow.generated / running * float(cost.decode_s(together, together * flow.context))
 
 
-def _prefill_s(cost: EngineStepCost, limits: EngineLimits, read: Read) -> float:
+def _reading(cost: EngineStepCost, limits: EngineLimits) -> Callable[[Read], float]:
     """Seconds in which so much is read, in full token budgets."""
     budget = float(limits.token_budget)
     full = float(cost.engine_step_s(0.0, 0.0, budget, 0.0, 1.0))
-    return float(read.tokens / budget * full + cost.prefill_per_pair_s * read.pairs)
+    return lambda read: float(read.tokens / budget * full + cost.prefill_per_pair_s * read.pairs)
 
 
 def interrupted_seconds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from rlperf import audit_config, export_plan, plan_job
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.plan.answer.evicted import evicted_share, fewer_at_once, refills
+from rlperf.plan.answer.evicted import evicted_share, fewer_at_once, preemptions, refills
 from rlperf.plan.answer.gains import environments
+from rlperf.plan.answer.prediction import advice
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.timeline import steady_state
+from rlperf.plan.judge.timeline import flow_in, steady_state
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.between_turns import BetweenTurns, first_steady_s
@@ -24,6 +26,7 @@ from rlperf.sim.rl_step.refilled import interrupted_seconds, refilled
 from rlperf.sim.rollout import EngineOptions, Trajectories
 from rlperf.sim.rollout.replica import simulate_replica
 from rlperf.specs.job import Job
+from rlperf.units import human_seconds
 
 COST = EngineStepCost(
     np.array([0.0, 64.0, 8192.0]), np.array([0.002, 0.004, 0.2]), host_s=0.004, decode_per_kv_token_s=2e-7,
@@ -157,8 +160,8 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 
 
-def judged(most: int | None = None) -> tuple[Context, Evaluation]:
-    context = resolve(Job.model_validate({**JOB, "tasks": [{**JOB["tasks"][0], "max_trajectories": most}]}))
+def judged(most: int | None = None, job: dict[str, Any] = JOB) -> tuple[Context, Evaluation]:
+    context = resolve(Job.model_validate({**job, "tasks": [{**job["tasks"][0], "max_trajectories": most}]}))
     task = context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
     found = screen(context, task, (demand,), keep=1)
@@ -182,6 +185,31 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     assert evicted_share(few) == 0.0 and fewer_at_once(context, context.tasks[0], few) == ()
     events = steady_state(few, rl_steps=20)
     assert events is not None and few.rl_step_s == pytest.approx(events.period_s, rel=0.08)
+
+
+def test_what_the_program_has_under_way_is_what_fewer_are_told_instead_of() -> None:
+    """verl 0.8 has 16 groups of a replica under way, and was told of all four batches that staleness allows."""
+    small = {"role": "rollout", "devices": 2, "layout": {"tensor_parallel": 1}}
+    pools = [{**small, "settings": {"memory_fraction": 0.45, "max_running": 64}}, JOB["pools"][1]]
+    context, evaluation = judged(job={**JOB, "framework": "verl==0.8.0", "pools": pools})
+    under_way = flow_in(evaluation).under_way(3.0, 2)
+    assert 2 * under_way < 16 * 8 * 2 < 3 * 128
+    (line,) = fewer_at_once(context, context.tasks[0], evaluation)
+    assert f" trajectories at once (max_trajectories) instead of {2 * under_way:.0f}: " in line
+    told = int(line.split()[0])
+    assert human_seconds(judged(told, context.job.stated())[1].rl_step_s) in line.partition(" instead of ")[2]
+
+
+def test_single_turns_that_run_ahead_are_preempted_and_wait_for_no_tool() -> None:
+    task = {**JOB["tasks"][0], "name": "math", "workload": "math", "prompts_per_step": 64}
+    short = {"role": "rollout", "devices": 2, "layout": {"tensor_parallel": 1}}
+    pools = [{**short, "settings": {"memory_fraction": 0.3, "max_running": 1024}}, JOB["pools"][1]]
+    context, evaluation = judged(job={**JOB, "tasks": [task], "pools": pools})
+    assert refills(evaluation) and preemptions(evaluation) > 1.0
+    (line,) = advice(evaluation, {}, [], context)
+    assert re.match(r"[\d,]+ preemptions per rl_step take ", line) and not fewer_at_once(
+        context, context.tasks[0], evaluation
+    )
 
 
 def test_slime_bounds_trajectories_by_what_it_sends_to_an_engine(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.timeline import execution_in
+from rlperf.plan.judge.timeline import execution_in, flow_in
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.sim.rl_step.flow import Allowed, fewest
+from rlperf.sim.rl_step.flow import Flow, fewest
+from rlperf.sim.rl_step.refilled import refilled
 from rlperf.specs.modes import Form
 from rlperf.units import human_seconds
 
@@ -19,7 +21,7 @@ number with which it takes this much longer."""
 
 
 def refills(evaluation: Evaluation) -> bool:
-    """Whether requests that end are replaced at once, so that a rollout alone tells nothing of its engines."""
+    """Whether requests that end are replaced at once, so that a rollout alone tells nothing of contexts that wait."""
     return int(execution_in(evaluation).form) == Form.REFILLED
 
 
@@ -30,30 +32,63 @@ def lost_share(evaluation: Evaluation, cause: str) -> float:
 
 
 def evicted_share(evaluation: Evaluation) -> float:
-    """Share of the rollout that computes again what was evicted [1]."""
-    rollout = evaluation.rollout
-    if refills(evaluation) and rollout.evicted_s is not None and rollout.evicted_s.any():
-        return float(rollout.evicted_s.mean() / rollout.steady_s.mean())
+    """Share of the rollout that computes again what was evicted [1]; of agents that run ahead, of their steady state.
+
+    There nothing is told to be evicted where replicas read prompts for the others.
+    """
+    again_s = evaluation.rollout.evicted_s
+    if refills(evaluation) and _are_agents(evaluation) and again_s is not None:
+        return float(again_s.mean() / evaluation.rollout.steady_s.mean())
     return lost_share(evaluation, "preemption")
 
 
+def preemptions(evaluation: Evaluation) -> float:
+    """Of an rl_step, mean over the replicates; 0 of agents that run ahead, whose steady state counts no requests."""
+    if refills(evaluation) and _are_agents(evaluation):
+        return 0.0
+    of_replica = [result.preemptions / len(result.timelines) for result in evaluation.rollouts]
+    return sum(of_replica) / len(of_replica) * evaluation.replicas.writers
+
+
 def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
-    """How many trajectories at once serve best, where contexts are evicted while their tools run: judged at halves."""
-    demand = evaluation.demand
-    if evicted_share(evaluation) < WORTH_A_WORD or all(table.single_turn for table in evaluation.served):
+    """How many trajectories at once serve best, where contexts are evicted while their tools run: halves are judged.
+
+    In the steady state closed forms tell which number serves fastest, and it alone is judged.
+    """
+    if evicted_share(evaluation) < WORTH_A_WORD or not _are_agents(evaluation):
         return ()
-    configuration, judge = evaluation.configuration, Judge(context, task)
-    allowed = Allowed.of(evaluation.framework, configuration.mode, configuration.staleness, demand)
-    whole = round((allowed.most if refills(evaluation) else 1.0) * demand.batch.generated * demand.batch.group_size)
-    most = fewest(whole, demand.batch.max_trajectories) or whole
-    found, at = [(evaluation.rl_step_s, most)], most // 2
-    while at >= evaluation.replicas.writers and found[-1][0] <= TOO_FEW * evaluation.rl_step_s:
+    judge, flow, demand = Judge(context, task), flow_in(evaluation), evaluation.demand
+    steady, writers = refills(evaluation), evaluation.replicas.writers
+    under_way = round(writers * flow.under_way(flow.allowed.most if steady else 1.0, writers))
+    most = fewest(under_way, flow.at_once) or under_way
+    found = [(evaluation.rl_step_s, most)]
+    for at in _fastest(evaluation, flow, most) if steady else _halves(most, writers):
         fewer = replace(demand, batch=replace(demand.batch, max_trajectories=at))
-        found.append((judge.evaluate(fewer, configuration).rl_step_s, at))
-        at //= 2
+        found.append((judge.evaluate(fewer, evaluation.configuration).rl_step_s, at))
+        if found[-1][0] > TOO_FEW * evaluation.rl_step_s:
+            break
     best, enough = min(found)
     if best > FEWER * evaluation.rl_step_s:
         return ()
     words = f"{enough:,} trajectories at once (max_trajectories) instead of {most:,}: rl_step {human_seconds(best)}"
     instead = f"instead of {human_seconds(evaluation.rl_step_s)}"
     return (f"{words} {instead}, since fewer contexts are evicted while their tools run",)
+
+
+def _are_agents(evaluation: Evaluation) -> bool:
+    return not all(table.single_turn for table in evaluation.served)
+
+
+def _halves(most: int, least: int) -> Iterator[int]:
+    at = most // 2
+    while at >= least:
+        yield at
+        at //= 2
+
+
+def _fastest(evaluation: Evaluation, flow: Flow, most: int) -> list[int]:
+    """Of halves and thirds the number at once that engines serve fastest whose finished requests are replaced."""
+    engine = evaluation.cost, evaluation.replicas.limits, evaluation.replicas.writers
+    tried = (*_halves(most, engine[2]), *_halves(most * 4 // 3, engine[2]))
+    served = [(refilled(*engine, replace(flow, at_once=at)).seconds, at) for at in tried]
+    return [min(served)[1]] if served else []

@@ -12,7 +12,7 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer.knobs import first_knob
 from rlperf.cost.trainer.memory import DEVICE_PARTS
 from rlperf.cost.trainer.update import experts_timed
-from rlperf.plan.answer.evicted import WORTH_A_WORD, evicted_share, lost_share, refills
+from rlperf.plan.answer.evicted import WORTH_A_WORD, evicted_share, lost_share, preemptions
 from rlperf.plan.answer.gains import gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
@@ -338,11 +338,8 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
         held = evaluation.critic_held if role == "critic" else evaluation.held
         knob = _engine_knob(use) if role == "rollout" or held is None else _trainer_knob(context, evaluation, use, held)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
-    share, each = evicted_share(evaluation), 0.0
-    if share >= WORTH_A_WORD:
-        if not refills(evaluation):
-            preempted = sum(result.preemptions / len(result.timelines) for result in evaluation.rollouts)
-            each = preempted / len(evaluation.rollouts) * evaluation.replicas.writers
+    if (share := evicted_share(evaluation)) >= WORTH_A_WORD:
+        each = preemptions(evaluation)
         what = f"{each:,.0f} preemptions per rl_step" if each >= 1.0 else "contexts evicted while their tools ran"
         found.append(f"{what} take {100 * share:.1f} % of the rollout: {_against_preemption(context)}")
     return found

@@ -65,11 +65,10 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
         return None
     framework, demand, mode = evaluation.framework, evaluation.demand, configuration.mode
     engine = evaluation.cost, evaluation.replicas.limits, evaluation.replicas.writers
-    allowed = Allowed.of(framework, mode, configuration.staleness, demand)
     drawn = [Trajectories.from_table(table) for table in demand.tables]
     run = steady_run(
         framework.in_mode(mode), *engine, evaluation.seconds, drawn, max_staleness=max(configuration.staleness, 1),
-        groups=_groups_at_once(evaluation), state=refilled(*engine, Flow.of(demand, allowed)),
+        groups=_groups_at_once(evaluation), state=refilled(*engine, flow_in(evaluation)),
     )  # fmt: skip
     return simulate(run, rl_steps=rl_steps)
 
@@ -81,6 +80,13 @@ def _groups_at_once(evaluation: Evaluation) -> int | None:
     most = batch.max_trajectories
     served = most and max(round(most / running_share(evaluation.demand) / batch.group_size), 1)
     return fewest(of_program, served)
+
+
+def flow_in(evaluation: Evaluation) -> Flow:
+    """What a judged configuration sends through its engines, and what of it may be under way."""
+    demand, configuration = evaluation.demand, evaluation.configuration
+    allowed = Allowed.of(evaluation.framework, configuration.mode, configuration.staleness, demand)
+    return Flow.of(demand, allowed)
 
 
 def execution_in(evaluation: Evaluation) -> Execution:

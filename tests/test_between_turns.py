@@ -212,6 +212,37 @@ def test_single_turns_that_run_ahead_are_preempted_and_wait_for_no_tool() -> Non
     )
 
 
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("most", [None, 64, 16])
+@pytest.mark.parametrize(("framework", "mode"), [("areal", "async"), ("openrlhf", "async"), ("verl", "one_step_off")])
+def test_the_events_of_a_plan_are_its_closed_form(framework: str, mode: str, most: int | None, caching: bool) -> None:
+    """Before, the events waited for a replica with room for a whole group (1.9 times as long where it had room for
+    one), read nothing again without prefix caching, and called engines drained whose tools still ran: 0.5 to 2.7."""
+    rollout = {**JOB["pools"][0], "devices": 4}
+    rollout["settings"] = {**rollout["settings"], "prefix_caching": caching}
+    asked = {"framework": framework, "modes": [mode], "limits": {"staleness": 1 if mode == "one_step_off" else 2}}
+    _, evaluation = judged(most, {**JOB, **asked, "pools": [rollout, JOB["pools"][1]]})
+    events = steady_state(evaluation, rl_steps=20)
+    assert events is not None and 0.82 < evaluation.rl_step_s / events.period_s < 1.1
+
+
+@pytest.mark.parametrize("most", [16, 32, 48])
+def test_environments_for_a_few_groups_are_no_slower_than_for_fewer(most: int) -> None:
+    """Of 32 trajectories of groups of 8 on four replicas, 16 were under way at once in the events."""
+    task = {**JOB["tasks"][0], "workload": "tool_use"}
+    pools = [{**JOB["pools"][0], "devices": 4}, JOB["pools"][1]]
+    _, evaluation = judged(most, {**JOB, "tasks": [task], "pools": pools})
+    events = steady_state(evaluation, rl_steps=20)
+    assert events is not None and events.period_s == pytest.approx(evaluation.rl_step_s, rel=0.05)
+
+
+def test_engines_that_drain_have_one_batch_under_way() -> None:
+    """OpenRLHF two batches ahead was told to evict as if three batches ran at once."""
+    _, drained = judged(job={**JOB, "framework": "openrlhf"})
+    allowed = Allowed.of(drained.framework, "async", 2, drained.demand)
+    assert allowed == Allowed() and evicted_share(drained) < 0.1 < evicted_share(judged()[1])
+
+
 def test_slime_bounds_trajectories_by_what_it_sends_to_an_engine(tmp_path: Path) -> None:
     """Its semaphore is held while tools run (slime/rollout/sglang_rollout.py:94), so that a script alone says it."""
     asked = {**JOB, "framework": "slime", "modes": ["one_step_off"], "limits": {"staleness": 1}}

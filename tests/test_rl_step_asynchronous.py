@@ -79,10 +79,16 @@ def test_long_groups_hold_up_no_batch_where_groups_are_counted(drawn: tuple[int,
     assert many > 2.0 * one
 
 
-def token_loop(tokens: np.ndarray, batch: int, train_ticks: int, slots: int, k: int, batches: int) -> list[int]:
-    """Ends of training by walking one token at a time: one replica, one tick a token, groups in the given order."""
+def token_loop(
+    tokens: np.ndarray, batch: int, train_ticks: int, slots: int, k: int, batches: int, need: int
+) -> list[int]:
+    """Ends of training by walking one token at a time: one replica, one tick a token, groups in the given order.
+
+    A group starts where it finds ``need`` free slots.
+    """
     tick, version, launched, trained, busy_until = 0, 0, 0, [], -1
     running: list[list[int]] = []
+    waiting: list[list[int]] = []
     ready = group = 0
     left: dict[int, int] = {}
     while len(trained) < batches:
@@ -94,11 +100,13 @@ def token_loop(tokens: np.ndarray, batch: int, train_ticks: int, slots: int, k: 
             ready -= batch
             busy_until = tick + train_ticks
         size = tokens.shape[1]
-        while slots - len(running) >= size and launched < (version + k + 1) * batch:
-            running += [[int(length), group] for length in tokens[group]]
-            left[group] = size
-            launched += size
-            group += 1
+        while slots - len(running) >= (1 if waiting else need) and (waiting or launched < (version + k + 1) * batch):
+            if not waiting:
+                waiting = [[int(length), group] for length in tokens[group]]
+                left[group] = size
+                launched += size
+                group += 1
+            running.append(waiting.pop(0))
         for request in running:
             request[0] -= 1
         for request in [r for r in running if r[0] == 0]:
@@ -110,14 +118,15 @@ def token_loop(tokens: np.ndarray, batch: int, train_ticks: int, slots: int, k: 
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 30), st.integers(0, 3))
-def test_events_equal_a_token_by_token_loop(seed: int, group_size: int, train_ticks: int, k: int) -> None:
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 30), st.integers(0, 3), st.booleans())
+def test_events_equal_a_token_by_token_loop(seed: int, group_size: int, train_ticks: int, k: int, whole: bool) -> None:
     random = np.random.default_rng(seed)
     tokens = random.integers(1, 40, (64, group_size)).astype(np.float64)
     batch, slots = 2 * group_size, group_size * int(random.integers(1, 5))
     run = AsyncRun(tokens, batch=batch, train_s=float(train_ticks), slots=slots, token_s=1.0, max_staleness=k)
+    run = replace(run, whole_groups=whole)
     order = np.random.default_rng(seed).integers(0, 64, size=256)[::-1]
-    expected = token_loop(tokens[order], batch, train_ticks, slots, k, 12)
+    expected = token_loop(tokens[order], batch, train_ticks, slots, k, 12, group_size if whole else 1)
     line = simulate(run, rl_steps=12, warmup=0, seed=seed).timeline
     found = line.end_s[line.stage == tl.TRAINING]
     assert found == pytest.approx(expected, abs=1e-6)
@@ -187,12 +196,26 @@ def test_staleness_of_the_measured_points() -> None:
             slots=concurrent,
             token_s=0.02,
             queue=queue,
+            whole_groups=True,
         )
         errors.append(simulate(run, rl_steps=150).staleness_mean / measured - 1)
         closed.append(float(async_staleness(concurrent, batch, queue, rho, tail)) / measured - 1)
     assert np.abs(errors).max() < 0.10
     assert np.abs(errors).mean() < 0.05
     assert np.abs(errors).mean() < np.abs(closed).mean()
+
+
+def test_engines_that_drain_wait_for_tools_and_samples_hold_their_places_until_tools_end() -> None:
+    """100 tokens of 0.1 s and a tool of 20 s: 30 s a sample, whatever its group."""
+    one = AsyncRun(
+        np.full((1, 4), 100.0), batch=8, train_s=5.0, slots=8, token_s=0.1, tools_s=np.full((1, 4), 20.0),
+        max_staleness=1, update="drain",
+    )  # fmt: skip
+    assert simulate(one, rl_steps=10).period_s == pytest.approx(30.0)
+    few = replace(one, update="in_flight", slots=100, max_staleness=4, samples=6)
+    assert simulate(few, rl_steps=30).period_s == pytest.approx(30.0 * 8 / 6, rel=0.02)
+    reward = replace(few, wait_s=1000.0, max_staleness=100)  # which is no longer the environment's
+    assert simulate(reward, rl_steps=30, warmup=60).period_s == pytest.approx(30.0 * 8 / 6, rel=0.02)
 
 
 def test_trainer_limited_period_is_the_trainers() -> None:

@@ -32,8 +32,10 @@ from rlperf.calibrate.validate_rl_step import predictions_of, seen, stratum
 from rlperf.errors import SpecError
 from rlperf.plan.predict import evaluate_job
 from rlperf.sim.rl_step.asynchronous import simulate
+from rlperf.sim.rl_step.flow import Flow
 from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rl_step.overheads import reference_swap_s
+from rlperf.sim.rl_step.refilled import refilled
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.steady import steady_run
 from rlperf.sim.rollout.trajectories import Trajectories
@@ -413,7 +415,8 @@ def test_asynchronous_events_agree_with_the_closed_form_of_a_predicted_row(
     engine, tables = found.evaluation.replicas, found.evaluation.demand.tables
     run = steady_run(
         found.framework, engine.cost, engine.limits, engine.count, found.evaluation.seconds,
-        [Trajectories.from_table(table) for table in tables], max_staleness=staleness,
+        [Trajectories.from_table(table) for table in tables],
+        refilled(engine.cost, engine.limits, engine.count, Flow.of(found.evaluation.demand)), max_staleness=staleness,
     )  # fmt: skip
     events = simulate(run, rl_steps=60)  # of 30, the start still shortens the mean by 0.3 %
     flags = int(found.framework.in_flight_updates), int(found.framework.partial_rollout)

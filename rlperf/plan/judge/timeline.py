@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.sim.rl_step.asynchronous import AsyncResult, simulate
 from rlperf.sim.rl_step.bottleneck import Bottleneck, NextBottleneck, bottlenecks, next_bottleneck
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step
-from rlperf.sim.rl_step.flow import Allowed, Flow, fewest, running_share
+from rlperf.sim.rl_step.flow import Allowed, Flow
 from rlperf.sim.rl_step.modes import Execution
 from rlperf.sim.rl_step.refilled import refilled
 from rlperf.sim.rl_step.steady import execution_of, steady_run
@@ -67,19 +67,17 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
     engine = evaluation.cost, evaluation.replicas.limits, evaluation.replicas.writers
     drawn = [Trajectories.from_table(table) for table in demand.tables]
     run = steady_run(
-        framework.in_mode(mode), *engine, evaluation.seconds, drawn, max_staleness=max(configuration.staleness, 1),
-        groups=_groups_at_once(evaluation), state=refilled(*engine, flow_in(evaluation)),
+        framework.in_mode(mode), *engine, evaluation.seconds, drawn, refilled(*engine, flow_in(evaluation)),
+        max_staleness=max(configuration.staleness, 1),
     )  # fmt: skip
+    run = replace(run, groups=_groups_at_once(evaluation), samples=demand.batch.max_trajectories)
     return simulate(run, rl_steps=rl_steps)
 
 
 def _groups_at_once(evaluation: Evaluation) -> int | None:
-    """Groups under way at once, over all replicas: of the framework's program, and as many as environments serve."""
-    batch, program = evaluation.demand.batch, evaluation.framework.under_way.get(evaluation.configuration.mode)
-    of_program = batch.prompts if program == "batch" else program and program * evaluation.replicas.writers
-    most = batch.max_trajectories
-    served = most and max(round(most / running_share(evaluation.demand) / batch.group_size), 1)
-    return fewest(of_program, served)
+    """Groups that the framework's program has under way at once, over all replicas; None: any number."""
+    groups = evaluation.framework.under_way.get(evaluation.configuration.mode)
+    return evaluation.demand.batch.prompts if groups == "batch" else groups and groups * evaluation.replicas.writers
 
 
 def flow_in(evaluation: Evaluation) -> Flow:

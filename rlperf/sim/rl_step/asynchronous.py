@@ -1,8 +1,8 @@
 """Asynchronous RL in its steady state, event by event: rollout replicas, the queue of finished groups, the trainer.
 
-The closed forms of `modes` take means and all slots busy. Here groups wait for their slowest sample, slots idle while
-a whole group does not fit, queues fill and block, weight syncs pause or drain the engines, and the trainer starves now
-and then; the period, the staleness *distribution* and the queue come out of it.
+The closed forms of `modes` take means and all slots busy. Here groups wait for their slowest sample, queues fill and
+block, weight syncs pause or drain the engines, and the trainer starves now and then; the period, the staleness
+*distribution* and the queue come out of it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ class AsyncRun:
     replicas, slots : rollout replicas and the requests that each runs at once
     token_s, token_s_per_running : inter-token seconds and their growth with the running batch [s]
     wait_s : reward of a sample, off the engine, after its last token [s]
-    tools_s : what its tools take off the engine, put after its last token, too [s] ``[groups, n]``; None: nothing
+    tools_s : what its tools take off the engine, put after its last token and before the reward; a sample is under way
+        until they have ended [s] ``[groups, n]``; None: nothing
     prompt_tokens, prefill_token_s : for the cache that an interrupted request recomputes [tokens], [s/token]
     sync_s : weight sync; the trainer takes part in all of it [s]
     swap_s : what an engine stands still when it takes weights in flight or interrupted [s]
     sync_interval : optimizer batches per weight sync
     update : how engines take new weights. in_flight: requests go on with their old cache; interrupt: requests stop
-        and recompute their cache; drain: nothing new starts until the running requests have ended
+        and recompute their cache; drain: nothing new starts until the samples under way have ended
     queue : capacity between rollout and trainer; nothing new starts while it is full [batches]
     max_staleness : k; at most (version + k + 1) sync intervals of samples have been started [1]
     groups : that have been started and not ended at most; None: any number
-    whole_groups : a group starts when one replica has slots for all of it (its prompt is cached once)
+    samples : the same of samples, whatever group they are of
+    whole_groups : a group starts when one replica has slots for all of it; engines start what they can of it
     train_cv : coefficient of variation of the trainer's time [1]
     """
 
@@ -66,7 +68,8 @@ class AsyncRun:
     queue: float | None = None
     max_staleness: int | None = None
     groups: int | None = None
-    whole_groups: bool = True
+    samples: int | None = None
+    whole_groups: bool = False
     train_cv: float = 0.0
 
     def __post_init__(self) -> None:
@@ -144,7 +147,7 @@ class _Batch:
 
 
 # Event codes, in the order in which simultaneous events are handled: work ends before anything new starts.
-_SAMPLE, _DONE, _TRAINED, _SYNCED = range(4)
+_SAMPLE, _TOOLS, _DONE, _TRAINED, _SYNCED = range(5)
 
 
 class _Simulation:
@@ -155,12 +158,12 @@ class _Simulation:
         self.random = np.random.default_rng(seed)
         self.group_size = run.response_tokens.shape[1]
         self.replicas = [_Replica(run.slots) for _ in range(run.replicas)]
-        self.whole = run.whole_groups and run.slots >= self.group_size
+        self.need = self.group_size if run.whole_groups and run.slots >= self.group_size else 1
         self.events: list[tuple[float, int, int, int, int, _Group | None]] = []
         self.serial = 0
         self.now_s = 0.0
         self.version = 0
-        self.launched = self.open = 0
+        self.launched = self.open = self.out = 0
         self.ready: deque[_Group] = deque()
         self.ready_samples = 0
         self.pending: deque[tuple[_Group, float, float]] = deque()
@@ -187,36 +190,37 @@ class _Simulation:
         return self.launched < (self.version + run.max_staleness + 1) * run.batch * run.sync_interval
 
     def next_samples(self) -> Iterator[tuple[float, float]]:
-        """Tokens of a group's samples, and the seconds after the last of each."""
+        """Tokens of a group's samples, and the seconds of their tools."""
         run = self.run
         if not self.order:
             count = run.response_tokens.shape[0]
             self.order = self.random.integers(0, count, size=max(count, 256)).tolist()
         row = self.order.pop()
         tools = np.zeros(self.group_size) if run.tools_s is None else run.tools_s[row]
-        return zip(run.response_tokens[row].tolist(), (run.wait_s + tools).tolist(), strict=True)
+        return zip(run.response_tokens[row].tolist(), tools.tolist(), strict=True)
 
     def start(self) -> None:
         """Fill free slots, the emptiest replica first, as far as the bounds allow."""
-        need = self.group_size if self.whole else 1
+        most = np.inf if self.run.samples is None else self.run.samples
         touched: set[int] = set()
-        while self.draining is None and (self.pending or self.may_start()):
+        while self.draining is None and self.out < most and (self.pending or self.may_start()):
             index = max(range(len(self.replicas)), key=lambda i: self.replicas[i].free)
             replica = self.replicas[index]
-            if replica.free < need:
+            if replica.free < self.need:
                 break
             if not self.pending:
                 group = _Group(self.version, index, self.now_s, self.group_size, self.group_size)
-                self.pending.extend((group, tokens, wait_s) for tokens, wait_s in self.next_samples())
+                self.pending.extend((group, *sample) for sample in self.next_samples())
                 self.launched += self.group_size
                 self.open += 1
             self.advance(replica)
-            for _ in range(min(replica.free, len(self.pending)) if not self.whole else need):
-                group, tokens, wait_s = self.pending.popleft()
+            for _ in range(self.need):
+                group, tokens, tools_s = self.pending.popleft()
                 self.serial += 1
-                heapq.heappush(replica.targets, (replica.clock + tokens, self.serial, group, wait_s))
+                heapq.heappush(replica.targets, (replica.clock + tokens, self.serial, group, tools_s))
                 replica.free -= 1
                 self.running += 1
+                self.out += 1
             touched.add(index)
         for index in touched:
             self.schedule(index)
@@ -248,15 +252,22 @@ class _Simulation:
     def sample_ends(self, index: int) -> None:
         replica = self.replicas[index]
         self.advance(replica)
-        target, _, group, wait_s = heapq.heappop(replica.targets)
+        target, _, group, tools_s = heapq.heappop(replica.targets)
         replica.clock = max(replica.clock, target)
         replica.free += 1
         self.running -= 1
-        if wait_s > 0:
-            self.push(self.now_s + wait_s, _DONE, index, 0, group)
+        if tools_s > 0:
+            self.push(self.now_s + tools_s, _TOOLS, index, 0, group)
+        else:
+            self.tools_end(group)
+        self.schedule(index)
+
+    def tools_end(self, group: _Group) -> None:
+        self.out -= 1
+        if self.run.wait_s > 0:
+            self.push(self.now_s + self.run.wait_s, _DONE, group.replica, 0, group)
         else:
             self.sample_done(group)
-        self.schedule(index)
 
     def sample_done(self, group: _Group) -> None:
         group.left -= 1
@@ -293,7 +304,7 @@ class _Simulation:
         self.trained_s = self.now_s
         if (len(self.batches) + 1) % self.run.sync_interval:
             self.close_batch(0.0)
-        elif self.run.update == "drain" and self.running:
+        elif self.run.update == "drain" and self.out:
             self.draining = self.now_s
         else:
             self.sync()
@@ -342,16 +353,16 @@ class _Simulation:
             self.step_to(time_s)
             if kind == _SAMPLE:
                 self.sample_ends(index)
-            elif kind == _DONE:
+            elif kind in (_TOOLS, _DONE):
                 assert group is not None
-                self.sample_done(group)
+                (self.tools_end if kind == _TOOLS else self.sample_done)(group)
             elif kind == _TRAINED:
                 self.trained()
             else:
                 self.version += 1
                 self.draining = None
                 self.close_batch(self.run.sync_s)
-            if self.draining is not None and self.running == 0 and not self.syncing():
+            if self.draining is not None and self.out == 0 and not self.syncing():
                 self.sync()
             self.train()
             self.start()

@@ -34,8 +34,15 @@ class Allowed:
 
     @classmethod
     def of(cls, framework: FrameworkCalibration, mode: Mode, staleness: int, demand: Demand) -> Allowed:
-        """Batches that staleness allows, or the groups that the program counts, each to its last response."""
-        ahead, groups = float(max(staleness, 1)), framework.under_way.get(mode)
+        """Batches that staleness allows, or the groups that the program counts, each to its last response.
+
+        Engines that drain for every weight sync have ended all that was started by then: one batch may follow.
+        """
+        as_run = framework.in_mode(mode)
+        drains = not as_run.in_flight_updates and not as_run.partial_rollout
+        ahead, groups = 1.0 if drains else float(max(staleness, 1)), framework.under_way.get(mode)
+        if drains and groups is None:
+            return ONE_BATCH
         if groups is None:
             return cls(ahead, ahead + (1.0 if staleness > 0 else 0.0))
         running = running_share(demand)

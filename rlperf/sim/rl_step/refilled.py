@@ -30,12 +30,14 @@ class Refilled:
     ----------
     seconds : per rl_step: throughput, without a tail [s]
     running : requests of a replica that run at once, mean [1]
+    read_s : what of the seconds reads prompts, and what tools have written [s]
     again_s : what of the seconds reads contexts again that were evicted between turns [s]
     waiting_s : what reading anew all contexts takes that wait in a replica's cache for their next turn [s]
     """
 
     seconds: float
     running: float
+    read_s: float = 0.0
     again_s: float = 0.0
     waiting_s: float = 0.0
 
@@ -58,7 +60,7 @@ def refilled(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Fl
     decode, prefill = _decode_s(cost, flow, running), _reading(cost, limits)(read)
     if readers:
         return Refilled(max(decode / replicas, prefill / readers), running)
-    return Refilled((decode + prefill) / replicas, running)
+    return Refilled((decode + prefill) / replicas, running, prefill / replicas)
 
 
 def _of_agents(
@@ -94,15 +96,15 @@ def _of_agents(
     def state(rl_step_s: float, keeps: bool) -> Refilled:
         busy = max(most - waits.tool_total_s / (replicas * rl_step_s), most * 1e-6)
         running = min(busy, places)
-        seconds = (_decode_s(cost, flow, running) + prompts_s) / replicas
+        seconds, first_s = (_decode_s(cost, flow, running) + prompts_s) / replicas, prompts_s / replicas
         if keeps or not caching:
-            return Refilled(seconds, running)
+            return Refilled(seconds, running, first_s)
         wait_s = (busy - running) * replicas * rl_step_s / waits.turns
         room = replicas * max(limits.kv_tokens - held(running), 0.0)
         kept_s = waits.kept_s(room, wait_s, rl_step_s)
         found = waits.again(kept_s), waits.found(kept_s, wait_s, rl_step_s)
         again_s, waiting_s = (read_s(Read(*each)) / replicas for each in found)
-        return Refilled(seconds + again_s, running, again_s, waiting_s)
+        return Refilled(seconds + again_s, running, first_s, again_s, waiting_s)
 
     work_s = _decode_s(cost, flow, places) + prompts_s
     least = max(work_s, waits.tool_total_s / most) / replicas

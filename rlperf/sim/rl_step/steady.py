@@ -39,21 +39,20 @@ def steady_run(
     replicas: int,
     stages: StageSeconds,
     rl_steps: Sequence[Trajectories],
+    state: Refilled,
     *,
     max_staleness: int,
-    groups: int | None = None,
-    state: Refilled | None = None,
 ) -> AsyncRun:
     """An asynchronous run, ready for `asynchronous.simulate`; ``cost`` holds the framework's host time already.
 
-    Groups are drawn from those of all ``rl_steps``, and ``stages`` are means over them: one rl_step of few prompts is a
-    sample, whose mean length is off by as much as its longest responses are rare. One token of every request of a
+    Groups are drawn from those of all ``rl_steps``, and ``stages`` are means over them: one rl_step of few prompts is
+    a sample, whose mean length is off by as much as its longest responses are rare. One token of every request of a
     replica takes what the engine takes at the mean context (of all tokens of all turns, each at what stands before it;
     of a single turn prompt + E[L^2] / E[L] / 2), linear between one running request and its share of the batches that
-    the staleness bound lets start. What tools add to a context is read in full budgets, spread over all tokens, as is
-    what is read again of contexts that were evicted (``state``: None counts nobody who waits for a tool). Of ``groups``
-    so many are under way at once, over all replicas; None: any number. The framework says whether weights are taken in
-    flight, and whether requests are interrupted; these compute their cache again as in `recompute_s`.
+    the staleness bound lets start. What engines read per rl_step is spread over all tokens: prompts, what tools write
+    (without prefix caching all that stands before a turn, too), and contexts that were evicted, as ``state`` says. The
+    framework says whether weights are taken in flight, and whether requests are interrupted; these compute their cache
+    again as in `recompute_s`.
     """
     batch = len(rl_steps[0])
     size = batch // int(np.unique(rl_steps[0].group).size)
@@ -62,18 +61,18 @@ def steady_run(
     tools = np.concatenate([np.bincount(each.turn_owner, each.tool_latency_s, len(each)) for each in rl_steps])
     tools = tools[: lengths.size].reshape(-1, size)
     prompt = float(np.mean([each.prompt_tokens[each.offsets[:-1]].mean() for each in rl_steps]))
-    context, added, _ = of_turns(rl_steps)
+    context = of_turns(rl_steps)[0]
     slots = engine_slots(limits, context)
     running = max(min(slots, -(-batch * (max_staleness + 1) // replicas)), 1)
     alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(running), running * context))
     each = (full - alone) / max(running - 1, 1)
     prefill_token_s = recompute_s(cost, float(limits.token_budget), running, context) / (running * context)
-    read_s = prefill_token_s * added.tokens + (state.again_s * replicas if state else 0.0)
+    read_s = (state.read_s + state.again_s) * replicas
     update: Update = "in_flight" if framework.in_flight_updates else "drain"
     # an engine that does not take weights in flight stands still for the whole of a sync
     swap_s = float((stages.swap_s if framework.in_flight_updates else stages.weight_sync_s).mean())
     if framework.partial_rollout:
-        update, swap_s = "interrupt", swap_s + (state.waiting_s if state else 0.0)
+        update, swap_s = "interrupt", swap_s + state.waiting_s
     return AsyncRun(
         response_tokens=lengths,
         batch=batch,
@@ -90,5 +89,4 @@ def steady_run(
         swap_s=swap_s,
         update=update,
         max_staleness=max_staleness,
-        groups=groups,
     )

@@ -32,8 +32,10 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 
 
-def judged(most: int | None) -> tuple[Context, Evaluation]:
-    context = resolve(Job.model_validate({**JOB, "tasks": [{**JOB["tasks"][0], "max_trajectories": most}]}))
+def judged(most: int | None, **changes: Any) -> tuple[Context, Evaluation]:
+    asked = {**JOB, **changes}
+    asked["tasks"] = [{**asked["tasks"][0], "max_trajectories": most}]
+    context = resolve(Job.model_validate(asked))
     task = context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
     found = screen(context, task, (demand,), keep=1)
@@ -53,6 +55,31 @@ def test_the_number_that_is_enough_is_enough() -> None:
     assert enough > 8
     assert float(judged(enough)[1].rollout.makespan_s.mean()) == pytest.approx(free, rel=2 * (ENOUGH - 1.0))
     assert environments(context, context.tasks[0], judged(None)[1]) == ()
+
+
+def test_environments_of_agents_that_run_ahead_are_told_by_the_rl_step() -> None:
+    """Three batches may be under way, and 128 were enough for one, as doublings beyond what caches hold were."""
+    ahead = {
+        "framework": "areal", "modes": ["async"], "limits": {"staleness": 2}, "architecture": "Qwen2.5-7B",
+        "pools": [
+            {"role": "rollout", "devices": 4, "layout": {"tensor_parallel": 1},
+             "settings": {"memory_fraction": 0.6, "max_running": 64}},
+            {"role": "trainer", "devices": 4, "layout": {"tensor_parallel": 1}},
+        ],
+    }  # fmt: skip
+    tasks = {each: {**JOB["tasks"][0], "workload": each} for each in ("software_engineering", "tool_use")}
+    tasks["software_engineering"]["max_response_tokens"] = 28_000
+
+    def told(most: int, workload: str) -> tuple[float, tuple[str, ...]]:
+        context, evaluation = judged(most, **ahead, tasks=[tasks[workload]])
+        return evaluation.rl_step_s, environments(context, context.tasks[0], evaluation)
+
+    few, (line,) = told(96, "software_engineering")
+    assert "; 192 serve best (" in line and few > told(192, "software_engineering")[0]
+    (line,) = told(256, "software_engineering")[1]
+    assert " trajectories at once (max_trajectories) instead of 256: rl_step " in line
+    (line,) = told(32, "tool_use")[1]  # whose trainer takes longer than engines with 128
+    assert "; 64 are enough (" in line
 
 
 @pytest.mark.parametrize("most", [8, 32])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, flow_in
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.sim.rl_step.flow import Flow, fewest
+from rlperf.sim.rl_step.flow import Flow
 from rlperf.sim.rl_step.refilled import refilled
 from rlperf.specs.modes import Form
 from rlperf.units import human_seconds
@@ -50,6 +51,13 @@ def preemptions(evaluation: Evaluation) -> float:
     return sum(of_replica) / len(of_replica) * evaluation.replicas.writers
 
 
+def under_way(evaluation: Evaluation, flow: Flow | None = None) -> int:
+    """Trajectories of all replicas that may be under way, however many environments there are."""
+    flow, writers = flow or flow_in(evaluation), evaluation.replicas.writers
+    batches = flow.allowed.most if refills(evaluation) else 1.0
+    return round(writers * replace(flow, at_once=None).under_way(batches, writers))
+
+
 def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     """How many trajectories at once serve best, where contexts are evicted while their tools run: halves are judged.
 
@@ -59,8 +67,7 @@ def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -
         return ()
     judge, flow, demand = Judge(context, task), flow_in(evaluation), evaluation.demand
     steady, writers = refills(evaluation), evaluation.replicas.writers
-    under_way = round(writers * flow.under_way(flow.allowed.most if steady else 1.0, writers))
-    most = fewest(under_way, flow.at_once) or under_way
+    most = min(under_way(evaluation, flow), flow.at_once or sys.maxsize)
     found = [(evaluation.rl_step_s, most)]
     for at in _fastest(evaluation, flow, most) if steady else _halves(most, writers):
         fewer = replace(demand, batch=replace(demand.batch, max_trajectories=at))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.plan.answer.evicted import fewer_at_once
+from rlperf.plan.answer.evicted import fewer_at_once, refills, under_way
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
@@ -145,29 +145,37 @@ ENOUGH = 1.02
 
 
 def environments(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
-    """How many environments at once are enough, where a job states how many there are: judged at doublings.
+    """How many environments at once serve best, where a job states how many there are: judged at doublings.
 
-    The engines wait for environments until a doubling changes the rollout by no more than `ENOUGH`. Where contexts are
-    evicted, stated or not, how many are too many.
+    The engines wait for environments until a doubling spares no more than `ENOUGH` of the rollout (where it runs ahead,
+    of the rl_step, which may wait for the trainer), or until more contexts than their caches hold are under way. Where
+    contexts are evicted, stated or not, how many are too many.
     """
     batch, judge, fewer = evaluation.demand.batch, Judge(context, task), fewer_at_once(context, task, evaluation)
-    if batch.max_trajectories is None or fewer:
+    stated = batch.max_trajectories
+    if stated is None or fewer:
         return fewer
-    whole = batch.generated * batch.group_size
+    whole, name = under_way(evaluation), "rl_step" if refills(evaluation) else "rollout"
 
-    def rollout_s(most: int | None) -> float:
+    def seconds(most: int | None) -> float:
         demand = replace(evaluation.demand, batch=replace(batch, max_trajectories=most))
-        return float(judge.evaluate(demand, evaluation.configuration).seconds.rollout_s.mean())
+        found = judge.evaluate(demand, evaluation.configuration)
+        return found.rl_step_s if name == "rl_step" else float(found.seconds.rollout_s.mean())
 
-    now, free, most = float(evaluation.seconds.rollout_s.mean()), rollout_s(None), batch.max_trajectories
-    at = now
-    while at > ENOUGH * free and most < whole:
-        most = min(2 * most, whole)
-        at = rollout_s(most)
-    words = f"{batch.max_trajectories:,} environments at once: rollout {human_seconds(now)}"
-    if most == batch.max_trajectories:
-        return (f"{words}, {human_seconds(free)} with any number: the engines wait for none",)
-    return (f"{words}, {human_seconds(free)} with any number; {most:,} are enough ({human_seconds(at)})",)
+    now, free = seconds(stated), seconds(None)
+    best, enough, more = now, stated, stated
+    while more < whole:
+        more = min(2 * more, whole)
+        then = seconds(more) if more < whole else free
+        if then * ENOUGH > best:
+            break
+        best, enough = then, more
+    words = f"{stated:,} environments at once: {name} {human_seconds(now)}, {human_seconds(free)} with any number"
+    if enough > stated:
+        are = "serve best" if free > ENOUGH * best else "are enough"
+        return (f"{words}; {enough:,} {are} ({human_seconds(best)})",)
+    waits = "the rl_step waits for none" if name == "rl_step" else "the engines wait for none"
+    return (f"{words}: {waits}",)
 
 
 def _without(

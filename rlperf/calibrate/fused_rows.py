@@ -41,20 +41,11 @@ def figure(row: Row) -> PredictedFigure:
     )
     near = min(group, hw.cluster.scale_up_domain)
     sent = dispatch_combine_s(hw, tokens, width, active, experts, group, near)
-    seconds, spread = float(products + sent), fit.quality.spread
-    return PredictedFigure(
-        row_id=row.row_id,
-        group=f"{row.text('phase')}, {row.text('distribution')}",
-        metric="latency_us",
-        measured=row.measured("latency_us"),
-        predicted=seconds * 1e6,
-        low=seconds * spread.low * 1e6,
-        high=seconds * spread.high * 1e6,
-        calibration=hw.calibration.id,
-        assumed=("dispatch, experts and combine one after the other",),
-        extrapolated=stands_in,
-        stratum=f"{hw.device.name} x {group}",
-    )
+    return PredictedFigure.of_kernel(
+        row, hw, float(products + sent), fit.quality.spread,
+        group=f"{row.text('phase')}, {row.text('distribution')}", stratum=f"{hw.device.name} x {group}",
+        assumed=("dispatch, experts and combine one after the other",), extrapolated=stands_in,
+    )  # fmt: skip
 
 
 def _dealt(row: Row, fit: MoeFit, group: int) -> Dealt:

@@ -61,25 +61,12 @@ def figure(row: Row) -> PredictedFigure:
     name, hw, arch = _OPERATORS[layer], row.hardware(), row.architecture("model")
     if name == "activation" and arch.experts is not None:
         raise SpecError("the activation of routed experts is part of their kernel")
-    by_eager = eager and name in _PASSES
     seconds = _step_s(row, hw, arch, name)
-    if by_eager:
+    if eager and name in _PASSES:
         seconds = _eagerly(hw, load_trainer(EAGER), seconds)
     spread = (gemm_fit(hw, "bf16")[0] if name in _PRODUCTS else hw.calibration.stream).quality.spread
-    lender = hw.calibration.extrapolated_from
-    return PredictedFigure(
-        row_id=row.row_id,
-        group=f"{layer}, {'eager' if eager else 'engine'}",
-        metric="latency_us",
-        measured=row.measured("latency_us"),
-        predicted=seconds * 1e6,
-        low=seconds * spread.low * 1e6,
-        high=seconds * spread.high * 1e6,
-        calibration=hw.calibration.id,
-        assumed=(f"constants of {lender}",) if lender else (),
-        extrapolated=bool(lender),
-        stratum=f"{name}, {hw.device.name}",
-    )
+    group = f"{layer}, {'eager' if eager else 'engine'}"
+    return PredictedFigure.of_kernel(row, hw, seconds, spread, group=group, stratum=f"{name}, {hw.device.name}")
 
 
 def _step_s(row: Row, hw: Hardware, arch: Architecture, name: str) -> float:

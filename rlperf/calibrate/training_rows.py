@@ -269,20 +269,10 @@ def figure(row: Row) -> PredictedFigure:
     if _way(provider) == "liger" and kernel.startswith("fused_linear") and passed != "full":
         raise SpecError("gradients are made in the forward: only both passes together are a term")
     seconds, spread = ahead * forward + back * backward, timed.hw.calibration.stream.quality.spread
-    lender = timed.hw.calibration.extrapolated_from
-    return PredictedFigure(
-        row_id=row.row_id,
-        group=f"{kernel}, {_way(provider)}, {passed}",
-        metric="latency_us",
-        measured=row.measured("latency_us"),
-        predicted=seconds * 1e6,
-        low=seconds * spread.low * 1e6,
-        high=seconds * spread.high * 1e6,
-        calibration=timed.hw.calibration.id,
-        assumed=(*((f"constants of {lender}",) if lender else ()), *((REFERENCE,) if "grpo" in kernel else ())),
-        extrapolated=bool(lender),
-        stratum=f"{_way(provider)}, {timed.hw.device.name}",
-    )
+    return PredictedFigure.of_kernel(
+        row, timed.hw, seconds, spread, group=f"{kernel}, {_way(provider)}, {passed}",
+        stratum=f"{_way(provider)}, {timed.hw.device.name}", assumed=(REFERENCE,) if "grpo" in kernel else (),
+    )  # fmt: skip
 
 
 def _way(provider: str) -> str:

@@ -17,6 +17,8 @@ from rlperf.calibrate.splits import HELD_OUT, NEW, SAME_SERIES, is_new
 from rlperf.calibrate.statistics import Summary, summarise
 from rlperf.calibrate.tables import Refusal, Row, Table, read_table
 from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
+from rlperf.specs.calibration import Spread
+from rlperf.specs.hardware import Hardware
 
 SCHEMA_VERSION = 1
 RECORDINGS = ("request_log", "engine_trace")
@@ -56,6 +58,27 @@ class PredictedFigure:
     new: bool = False
     series_in_fit: bool = False
     stratum: str = ""
+
+    @classmethod
+    def of_kernel(
+        cls, row: Row, hw: Hardware, seconds: float, spread: Spread, *, group: str, stratum: str,
+        assumed: tuple[str, ...] = (), extrapolated: bool = False,
+    ) -> PredictedFigure:  # fmt: skip
+        """Microseconds of a row that times a kernel on a device, which may borrow its constants."""
+        lender = hw.calibration.extrapolated_from
+        return cls(
+            row_id=row.row_id,
+            group=group,
+            metric="latency_us",
+            measured=row.measured("latency_us"),
+            predicted=seconds * 1e6,
+            low=seconds * spread.low * 1e6,
+            high=seconds * spread.high * 1e6,
+            calibration=hw.calibration.id,
+            assumed=(*((f"constants of {lender}",) if lender else ()), *assumed),
+            extrapolated=extrapolated or bool(lender),
+            stratum=stratum,
+        )
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 import rlperf
+from rlperf import alternatives
+from rlperf.api import ask
 from rlperf.plan.answer.divisible import WORTH
-from rlperf.plan.size import _idle
+from rlperf.plan.question.context import Context
+from rlperf.plan.size import _idle, _in_full
+from rlperf.specs.framework import FrameworkFacts
 
 
 def remarks(plan: rlperf.Plan) -> list[str]:
@@ -49,6 +53,11 @@ def test_what_a_larger_batch_saves_by_itself_is_not_told() -> None:
 
 
 def test_updates_keep_their_number_and_a_far_batch_is_not_named() -> None:
-    (words,) = remarks(planned(128, 40, mini_batch=64))
-    assert "with prompts_per_step 130 and mini_batch 65 " in words
+    job = rlperf.short_job("Qwen3-8B", 40, "h100", framework="verl", max_response="8k", prompts=128, mini_batch=64)
+
+    def again(job: rlperf.Job) -> tuple[Context, FrameworkFacts]:
+        return ask(job, to_plan=True).pair
+
+    plan = _in_full(alternatives.planned(job), again)  # a sizing plans without remarks, and adds them to its answer
+    assert plan is not None and "with prompts_per_step 130 and mini_batch 65 " in remarks(plan)[0]
     assert not remarks(planned(16, 24 * 8))  # 1.5 of the batch is another batch

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer import notebook
+from rlperf.plan.answer.divisible import uneven_samples
 from rlperf.plan.answer.explain import IDLE
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.whole import WholeStep
@@ -268,10 +269,15 @@ def _searched(job: Job, *, target: SizeTarget, ask: Resolve, most_nodes: int, re
 
 def _in_full(plan: Plan | None, ask: Resolve) -> Plan | None:
     """The plan of the best cluster with all that `rlperf plan` says of it: of the others only numbers are wanted."""
-    if plan is None or all(phase.pool("trainer").layout.pipeline_parallel == 1 for phase in plan.phases):
-        return plan
+    if plan is None:
+        return None
     context, facts = ask(plan.job)
-    return plan_job(context, facts=facts)
+    remarked = any(
+        phase.pool("trainer").layout.pipeline_parallel > 1
+        or uneven_samples(phase.mode, phase.settings, context.cluster.devices)
+        for phase in plan.phases
+    )
+    return plan_job(context, facts=facts) if remarked else plan
 
 
 @dataclass(eq=False)

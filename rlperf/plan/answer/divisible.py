@@ -7,16 +7,23 @@ from math import gcd
 
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.pool import BatchSettings
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.demand import Batch
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.modes import MODES
+from rlperf.specs.modes import MODES, Mode
 from rlperf.units import human_seconds
 
 FAR = 0.2
 """No batch is named that differs by more than this share of the job's."""
 WORTH = 0.03
 """Share of an rl_step that other layouts save there, at least: closed forms chose them, a percent or two off."""
+
+
+def uneven_samples(mode: Mode, batch: Batch | BatchSettings, devices: int) -> int:
+    """Samples of an update where they do not divide over the devices that share them; 0 where they do [1]."""
+    samples = batch.mini_batch * batch.group_size
+    return samples if MODES[mode].shares_devices and samples % devices else 0
 
 
 def divisible_batch(
@@ -30,7 +37,8 @@ def divisible_batch(
     configuration, batch = evaluation.configuration, evaluation.configuration.batch
     devices, alone = context.cluster.devices, len(context.tasks) == 1 and len(task.batches) == 1 and not task.parts
     plain = batch.generated == batch.prompts and batch.samples is None and batch.lora_jobs == 1
-    if not (alone and plain and MODES[configuration.mode].shares_devices) or context.own_rollout:
+    samples = uneven_samples(configuration.mode, batch, devices)
+    if not (samples and alone and plain) or context.own_rollout:
         return ()
     for other in _near(batch, devices):
         opened = replace(task, batches=(other,))
@@ -42,24 +50,22 @@ def divisible_batch(
             # a larger batch by itself saves of every prompt, too: the tail of a rollout is shared by more
             as_it_is = judge.evaluate(demand, replace(configuration, batch=other))
             if (saved := 1.0 - found.rl_step_s / as_it_is.rl_step_s) > WORTH:
-                return (_words(batch, devices, found, saved),)
+                uneven = f"{samples:,} samples an update do not divide over {devices} devices"
+                return (f"batch: {uneven}; {_words(found, saved)}",)
     return ()
 
 
-def _words(batch: Batch, devices: int, found: Evaluation, saved: float) -> str:
+def _words(found: Evaluation, saved: float) -> str:
     prompts, mini = found.configuration.batch.prompts, found.configuration.batch.mini_batch
     written = f"prompts_per_step {prompts}" + (f" and mini_batch {mini}" if mini != prompts else "")
-    uneven = f"{batch.mini_batch * batch.group_size:,} samples an update do not divide over {devices} devices"
     takes = f"an rl_step takes {human_seconds(found.rl_step_s)}, {100 * saved:.0f} % less than laid out as here"
-    return f"batch: {uneven}; with {written} {takes}"
+    return f"with {written} {takes}"
 
 
 def _near(batch: Batch, devices: int) -> list[Batch]:
     """The next smaller and larger batch of as many updates that divide over ``devices``, the nearer first."""
     unit = devices // gcd(devices, batch.group_size)
     below = batch.mini_batch // unit * unit
-    if below == batch.mini_batch:
-        return []
     sizes = [mini for mini in (below, below + unit) if mini > 0 and abs(mini / batch.mini_batch - 1.0) <= FAR]
     sizes.sort(key=lambda mini: abs(mini - batch.mini_batch))
     prompts = [mini * (batch.prompts // batch.mini_batch) for mini in sizes]

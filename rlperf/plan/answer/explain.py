@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlperf.plan.answer.divisible import uneven_samples
 from rlperf.plan.answer.prediction import idle_fractions, memory_uses
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
@@ -15,6 +16,8 @@ from rlperf.units import human_seconds
 
 NOTEWORTHY = 0.1
 """A cause is named when it takes at least this share."""
+IDLE = "devices: "
+"""How the words begin that say how many stay idle."""
 
 
 def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list[str]:
@@ -59,17 +62,11 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
     return [words for _, words in sorted(found, key=lambda item: -item[0])]
 
 
-IDLE = "devices: "
-"""How the words begin that say how many stay idle."""
-
-
 def _idle_words(configuration: Configuration, idle: int, devices: int) -> str:
     """How many of ``devices`` stay idle, and that the samples of an update divide over fewer, where they do."""
-    batch, words = configuration.batch, f"{IDLE}{idle} of {devices} stay idle"
-    samples = batch.mini_batch * batch.group_size
-    if not MODES[configuration.mode].shares_devices or samples % devices == 0:
-        return words
-    return f"{words}: {samples:,} samples an update do not divide over all"
+    samples = uneven_samples(configuration.mode, configuration.batch, devices)
+    why = f": {samples:,} samples an update do not divide over all" if samples else ""
+    return f"{IDLE}{idle} of {devices} stay idle{why}"
 
 
 def _faster_sync(context: Context, task: TaskContext, evaluation: Evaluation) -> str:

@@ -220,6 +220,20 @@ def elsewhere(
     return tuple(Field(ref(name), (), unit, where, backend, unread=unread) for name in names.split())
 
 
+def megatron_degrees(section: str) -> tuple[Field, ...]:
+    """A trainer's degrees by Megatron's own names in a ``section`` of the keys."""
+    return (
+        field("trainer.tensor_parallel", section + "tensor_model_parallel_size", backend="megatron"),
+        field("trainer.pipeline_parallel", section + "pipeline_model_parallel_size", backend="megatron"),
+        field("trainer.virtual_pipeline", section + "virtual_pipeline_model_parallel_size", one_as(None),
+              backend="megatron"),
+        field("trainer.context_parallel", section + "context_parallel_size", backend="megatron"),
+        field("trainer.expert_parallel", section + "expert_model_parallel_size", backend="megatron"),
+        field("trainer.expert_tensor_parallel", section + "expert_tensor_parallel_size", note=ETP, backend="megatron"),
+        field("trainer.sequence_parallel", section + "sequence_parallel", backend="megatron"),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Setting:
     """One key as it is written, and why."""

@@ -41,7 +41,7 @@ class BatchFacts:
     max_response_tokens: int | None = None
     over_provision: float = 1.0
     max_trajectories: int | None = None
-    """Under way at once: of the environment, which no key states."""
+    """Under way at once: a fact of the environment, or what a framework sends to its engines."""
     generated_prompts: int | None = None
     """Prompts rolled out per rl_step where groups without a signal are dropped (DAPO)."""
     generation_batch: int | None = None

@@ -314,13 +314,13 @@ def _calibrations_of(framework: str, folder: Path | str | None) -> list[Framewor
     raise SpecError(Problem(f"there is no framework calibration named {framework!r}", suggestion=hint))
 
 
-def load_transport(name: str, folder: Path | str | None = None) -> TransportCalibration:
+def load_transport(name: str) -> TransportCalibration:
     """Calibration of a weight-transfer library.
 
     >>> load_transport("checkpoint_engine").fits[0].transport
     'checkpoint_engine'
     """
-    if (path := find_calibration(name, "transports", folder)) is not None:
+    if (path := find_calibration(name, "transports")) is not None:
         return read_calibration(path, TransportCalibration)
-    known = calibration_names("transports", folder)
+    known = calibration_names("transports")
     raise SpecError(Problem(f"there is no transport named {name!r}", suggestion=did_you_mean(name, known)))

@@ -12,7 +12,7 @@ from rlperf.layout import Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ScorerPlan
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings
-from rlperf.plan.search.rollout_columns import RolloutColumns
+from rlperf.plan.search.rollout_columns import RolloutColumns, engine_settings
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.cuts import cut_by_budget
 from rlperf.sim.rl_step.demand import Batch
@@ -132,19 +132,13 @@ def _doublings(layout: LayoutValues, parked: bool, spread: int) -> float:
 
 def rollout_pool(context: Context, rollout: RolloutColumns, r: int) -> PoolPlan:
     """The engines of column ``r`` in full."""
-    engine, layout = context.job.pool("rollout").settings.filled(), rollout.layout.take(r)
+    layout = rollout.layout.take(r)
     return PoolPlan(
         role="rollout",
         devices=int(layout.devices),
         device=context.rollout_hardware.cluster.device,
         layout=layout.values(),
-        settings=engine.planned(
-            "rollout",
-            backend=engine.backend or context.job.engine,
-            max_running=int(rollout.max_running[r]),
-            memory_fraction=float(rollout.memory_fraction[r]),
-            cuda_graphs=engine.cuda_graphs is not False,
-        ),
+        settings=engine_settings(context, rollout, r),
     )
 
 

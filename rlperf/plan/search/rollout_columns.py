@@ -34,7 +34,7 @@ from rlperf.sim.rollout.group_ends import ENDS
 from rlperf.sim.rollout.lent import AT
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import Settings
+from rlperf.specs.pool import Settings, SettingsValues
 
 MEMORY_FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
 BESIDE_STATES = (0.3, 0.4)
@@ -90,6 +90,18 @@ class RolloutColumns(RolloutStage):
     def possible(self) -> int:
         """Columns whose degrees are possible: those that were costed, or refused for their memory."""
         return int(np.count_nonzero((self.flags & IMPOSSIBLE) == 0))
+
+
+def engine_settings(context: Context, columns: RolloutColumns, row: int) -> SettingsValues:
+    """Settings of the engines of one column, what a job states of them in place."""
+    engine = context.job.pool("rollout").settings.filled()
+    return engine.planned(
+        "rollout",
+        backend=engine.backend or context.job.engine,
+        max_running=int(columns.max_running[row]),
+        memory_fraction=float(columns.memory_fraction[row]),
+        cuda_graphs=engine.cuda_graphs is not False,
+    )
 
 
 def awake_limits(context: Context, beside: FloatArray) -> FloatArray:

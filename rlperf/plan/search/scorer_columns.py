@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.layout import Layout
 from rlperf.plan.question.context import Context, ScorerContext, TaskContext
 from rlperf.plan.question.pool import ScorerPlan
-from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns
+from rlperf.plan.search.rollout_columns import RolloutColumns, engine_settings, rollout_columns
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import ReplicaMemory, cache_granted, engine_limits, replica_memory, tabulate
 from rlperf.sim.rl_step.rollout_stage import Replicas
@@ -118,7 +118,7 @@ def scorer_column(
 
 
 def _plan(there: Context, one: ScorerContext, columns: RolloutColumns, best: int, own: bool) -> ScorerPlan:
-    layout, settings = columns.layout.take(best), there.job.pool("rollout").settings.filled()
+    layout = columns.layout.take(best)
     return ScorerPlan(
         name=one.scorer.name,
         kind=one.scorer.kind,
@@ -126,13 +126,7 @@ def _plan(there: Context, one: ScorerContext, columns: RolloutColumns, best: int
         devices=int(layout.devices),
         device=there.cluster.device,
         layout=layout.values(),
-        settings=settings.planned(
-            "rollout",
-            backend=settings.backend or there.job.engine,
-            max_running=int(columns.max_running[best]),
-            memory_fraction=float(columns.memory_fraction[best]),
-            cuda_graphs=settings.cuda_graphs is not False,
-        ),
+        settings=engine_settings(there, columns, best),
     )
 
 

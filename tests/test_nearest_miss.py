@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import rlperf
+from rlperf.alternatives import planned
 from rlperf.errors import InfeasibleError
 
 SMALL: dict[str, Any] = {"max_response": "2k", "max_prompt": "512", "prompts": 8}
@@ -17,7 +18,7 @@ def test_what_fits_nowhere_is_predicted_as_its_nearest_miss() -> None:
     asked = {**SMALL, "model": "Kimi-K2", "gpus": 64, "gpu": "h100", "framework": "verl"}
     found = rlperf.predict_job(**asked)
     with pytest.raises(InfeasibleError) as refused:
-        rlperf.plan_job(**asked)
+        planned(rlperf.short_job(**asked))
     needs = float(str(refused.value).split(" GB more per device")[0].rsplit(" ", 1)[1])
     use = found.memory_bytes["trainer"]
     assert not found.fits

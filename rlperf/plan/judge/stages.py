@@ -193,15 +193,9 @@ def adaptive_note(
     from rlperf.sim.pipeline import MicrobatchSizes
 
     pool = configuration.pool("trainer")
-    stages = pool.layout.pipeline_parallel
-    trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
-    if stages < 2 or not trainer.calibration.capability.uneven_ends:
+    if (profile := _uneven(context, architecture, pool, batches, demand)) is None:
         return ""
-    frozen = bool(pool.settings.freeze_vision)
-    profile = layer_profile(
-        architecture, context, trainer, Layout.of_values(pool.layout), batches, demand, freeze_vision=frozen
-    )
-    chunks = pool.layout.virtual_pipeline
+    stages, chunks = pool.layout.pipeline_parallel, pool.layout.virtual_pipeline
     count = in_groups(int(np.clip(np.ravel(batches.count)[0], 1, MOST_MICROBATCHES)), stages, chunks)
     if pool.settings.first_stage_layers:
         now = stated_ends(profile, architecture.layers, stages, count, pool.settings, chunks).makespan_s
@@ -226,13 +220,18 @@ def better_ends(
 ) -> StageEnds | None:
     """The best first and last stage of a trainer's pool, or None where they are not worth it."""
     stages, chunks = pool.layout.pipeline_parallel, pool.layout.virtual_pipeline
-    trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
-    if stages < 2 or architecture.layers % chunks or not trainer.calibration.capability.uneven_ends:
+    if architecture.layers % chunks or (profile := _uneven(context, architecture, pool, batches, demand)) is None:
         return None
-    frozen = bool(pool.settings.freeze_vision)
-    profile = layer_profile(
-        architecture, context, trainer, Layout.of_values(pool.layout), batches, demand, freeze_vision=frozen
-    )
-    count = int(np.ravel(batches.count)[0])
-    ends = best_ends(profile, architecture.layers, stages, count, chunks)
+    ends = best_ends(profile, architecture.layers, stages, int(np.ravel(batches.count)[0]), chunks)
     return None if ends.factor > 1.0 - WORTH else ends
+
+
+def _uneven(
+    context: Context, architecture: Architecture, pool: PoolPlan, batches: Microbatches, demand: Demand
+) -> LayerProfile | None:
+    """Layers of a pool whose first and last stage may hold others than those between; None where none may."""
+    trainer = next(t for t in context.trainers if t.backend == pool.settings.backend)
+    if pool.layout.pipeline_parallel < 2 or not trainer.calibration.capability.uneven_ends:
+        return None
+    layout, frozen = Layout.of_values(pool.layout), bool(pool.settings.freeze_vision)
+    return layer_profile(architecture, context, trainer, layout, batches, demand, freeze_vision=frozen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,11 +52,16 @@ def test_a_launch_script_is_read_with_the_accelerate_config_that_it_names(export
     assert "assumed" not in describe(script)
 
 
-def test_devices_that_no_file_states_are_called_assumed(exported: Path, tmp_path: Path) -> None:
+def test_devices_that_no_file_states_are_called_assumed(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = tmp_path / "config.yaml"
     alone.write_text((exported / "config.yaml").read_text())
     assumed = "8 GPUs (assumed: name the launch script or accelerate's config too)"
     assert assumed in describe(import_config([alone]))
+    launch = (exported / "config_accelerate.yaml").read_text()
+    (tmp_path / "config_accelerate.yaml").write_text(re.sub(r"num_processes: \d+", "num_processes: 3", launch))
+    monkeypatch.chdir(tmp_path)  # another's lies where the command is given
     beside = import_config([exported / "config.yaml"])  # what was exported with it states them
     assert beside.run.devices == 16 and "assumed" not in describe(beside)
 

@@ -115,7 +115,7 @@ def _read_one(path: Path, gathered: _Gathered) -> None:
     _read_planned(text, path, gathered)
     if path.suffix in (".yaml", ".yml", ".json"):
         if gathered.planned.phase:  # an exported file's launcher is written beside it
-            _read_accelerate(f"{path.stem}_accelerate.yaml", path, gathered)
+            _read_accelerate(str(path.with_name(f"{path.stem}_accelerate.yaml")), path, gathered)
         _read_header(text, path, gathered)
         _read_yaml(text, path, gathered)
     elif path.suffix == ".py":

@@ -14,6 +14,7 @@ import pytest
 from rlperf import audit_config, export_plan, plan_job
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.plan.answer.evicted import evicted_share, fewer_at_once, preemptions, refills
+from rlperf.plan.answer.explain import EVICTED, binding
 from rlperf.plan.answer.gains import environments
 from rlperf.plan.answer.prediction import advice
 from rlperf.plan.judge.evaluate import Evaluation, Judge
@@ -174,6 +175,7 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     assert refills(evaluation) and evicted_share(evaluation) > 0.4
     events = steady_state(evaluation, rl_steps=20)
     assert events is not None and evaluation.rl_step_s == pytest.approx(events.period_s, rel=0.1)
+    assert any(words.startswith(f"{EVICTED} (") for words in binding(context, context.tasks[0], evaluation))
     (line,) = fewer_at_once(context, context.tasks[0], evaluation)
     assert line.startswith("192 trajectories at once (max_trajectories) instead of 384: rl_step ")
     crowded, many = judged(300)

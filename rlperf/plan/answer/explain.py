@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.plan.answer.divisible import uneven_samples
+from rlperf.plan.answer.evicted import refills
 from rlperf.plan.answer.prediction import idle_fractions, memory_uses
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
@@ -16,6 +17,7 @@ from rlperf.units import human_seconds
 
 NOTEWORTHY = 0.1
 """A cause is named when it takes at least this share."""
+EVICTED = "KV cache: what was evicted is computed again"
 IDLE = "devices: "
 """How the words begin that say how many stay idle."""
 
@@ -25,12 +27,14 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
     found = []
     seconds, step = evaluation.seconds, evaluation.rl_step_s
     lost_by = idle_fractions(evaluation)
-    of_step = float(seconds.rollout_s.mean()) / step
+    of_step, again_s = float(seconds.rollout_s.mean()) / step, evaluation.rollout.evicted_s
+    if refills(evaluation) and again_s is not None and (lost := float(again_s.mean()) / step) >= NOTEWORTHY:
+        found.append((lost, f"{EVICTED} ({100 * lost:.0f} % of the rl_step)"))
     for cause, words in (
         ("tail", "tail: the longest responses run in a nearly empty batch"),
         ("imbalance", "imbalance: replicas wait for the slowest one"),
         ("tool_wait", "tools: engines wait for tool answers"),
-        ("preemption", "KV cache: what was evicted is computed again"),
+        ("preemption", EVICTED),
     ):
         lost = lost_by.get(cause, 0.0) * of_step
         if lost >= NOTEWORTHY:

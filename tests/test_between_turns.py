@@ -176,6 +176,10 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     events = steady_state(evaluation, rl_steps=20)
     assert events is not None and evaluation.rl_step_s == pytest.approx(events.period_s, rel=0.1)
     assert any(words.startswith(f"{EVICTED} (") for words in binding(context, context.tasks[0], evaluation))
+    (line,) = advice(evaluation, {}, [], context)
+    assert line.endswith(" of the rollout: raise memory_fraction or tensor_parallel, or lower max_trajectories")
+    fewer_places = {**JOB["pools"][0], "settings": {**JOB["pools"][0]["settings"], "max_running": 16}}
+    assert judged(job={**JOB, "pools": [fewer_places, JOB["pools"][1]]})[1].rl_step_s > evaluation.rl_step_s
     (line,) = fewer_at_once(context, context.tasks[0], evaluation)
     assert line.startswith("192 trajectories at once (max_trajectories) instead of 384: rl_step ")
     crowded, many = judged(300)

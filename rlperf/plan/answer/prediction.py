@@ -341,21 +341,32 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
     if (share := evicted_share(evaluation)) >= WORTH_A_WORD:
         each = preemptions(evaluation)
         what = f"{each:,.0f} preemptions per rl_step" if each >= 1.0 else "contexts evicted while their tools ran"
-        found.append(f"{what} take {100 * share:.1f} % of the rollout: {_against_preemption(context)}")
+        helps = _against_preemption(context) if each >= 1.0 else _against_eviction(context)
+        found.append(f"{what} take {100 * share:.1f} % of the rollout: {helps}")
     return found
 
 
 def _against_preemption(context: Context) -> str:
     """What helps against evicted requests, of what the job states; where it states nothing, whose choice it is."""
-    stated = context.job.pool("rollout")
-    settings, width = stated.settings, stated.layout.tensor_parallel
-    raise_ = {"memory_fraction": settings.memory_fraction, "tensor_parallel": width}
-    raised = " or ".join(name for name, value in raise_.items() if not _open(value))
-    keyed = "max_running" not in context.keyless
-    helps = [f"raise {raised}"] * bool(raised) + ["lower max_running"] * (keyed and not _open(settings.max_running))
+    raised, keyed = _more_cache(context), "max_running" not in context.keyless
+    stated = not _open(context.job.pool("rollout").settings.max_running)
+    helps = [f"raise {raised}"] * bool(raised) + ["lower max_running"] * (keyed and stated)
     chosen = f"the planner chose {'max_running, ' * keyed}memory_fraction and tensor_parallel with this counted"
     kept = "" if keyed else "; max_running is the framework's own"
     return (", or ".join(helps) or chosen) + kept
+
+
+def _against_eviction(context: Context) -> str:
+    """The same against contexts evicted while their tools run, which fewer places in the engine do not spare."""
+    raised = _more_cache(context)
+    return f"raise {raised}, or lower max_trajectories" if raised else "lower max_trajectories"
+
+
+def _more_cache(context: Context) -> str:
+    """What the job states of that gives engines more cache."""
+    stated = context.job.pool("rollout")
+    of_cache = {"memory_fraction": stated.settings.memory_fraction, "tensor_parallel": stated.layout.tensor_parallel}
+    return " or ".join(name for name, value in of_cache.items() if not _open(value))
 
 
 def _open(value: object) -> bool:

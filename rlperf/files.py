@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rlperf.api import ask
 from rlperf.calibrate.logs.fit import LogFit, calibration_text, fit_log, logs_of
 from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
@@ -16,7 +17,7 @@ from rlperf.frameworks.imports import import_config, read_job_or_config, with_ar
 from rlperf.frameworks.logs.dumps import read_rollouts
 from rlperf.frameworks.logs.read import out_of_memory, read_log, same_framework
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.question.context import before_any_log, resolve
+from rlperf.plan.question.context import before_any_log
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import as_path
 from rlperf.specs.step_log import StepLog
@@ -146,7 +147,7 @@ def calibrate_logs(
     path = as_path(job, "job")
     asked = read_job_or_config(path, cluster=cluster, workload=workload, architecture=architecture)
     steps = same_framework(read_log(listed(log), framework), asked.framework)
-    context = resolve(asked, folder=folder_of(path))
+    context = ask(asked, folder=folder_of(path)).context
     again = [each.backend for each in context.trainers if logs_of(each.framework) == (steps.digest,)]
     context = before_any_log(context, folder_of(path), again)  # asked again: no step counts twice
     cap = max(asked.tasks[0].max_response_tokens)

@@ -188,9 +188,16 @@ def _demand(demand: Demand, log: StepLog, lengths: LengthTable | None, notes: li
             return replace(demand, tables=tables), np.interp(np.arange(log.n), keep, np.arange(len(tables)))
         notes.append("the dump does not cover the logged rl_steps: lengths scaled to the log's means instead")
     means = log.response_tokens
-    own = float(np.mean([table.response_tokens.mean() for table in demand.tables]))
-    if log.mean("response_tokens") is None:
-        notes.append(f"the log states no lengths: the job's workload is assumed ({own:.0f} tokens a response)")
+    own, logged = demand.response_means(), log.mean("response_tokens")
+    assumed = (
+        f"the job's workload is assumed ({' or with tools '.join(f'{mean:,.0f}' for mean in own)} tokens a response)"
+    )
+    if logged is None or any(table.multi_turn for table in demand.tables):
+        # a mean says nothing of how turns and tools share it
+        said = (
+            "no lengths" if logged is None else f"{logged:,.0f} tokens a response of several turns, which is not scaled"
+        )
+        notes.append(f"the log states {said}: {assumed}")
         return demand, np.zeros(log.n)
     filled = np.where(np.isnan(means), np.nanmean(means), means)
     low, high = float(filled.min()), float(filled.max())

@@ -219,12 +219,13 @@ ALIKE = 1.2
 def _other_lengths(evaluation: Evaluation, log: StepLog, workload: str) -> str:
     """That a log's responses are not those that were predicted with, and what would make them so; or empty."""
     logged = log.mean("response_tokens") or math.nan
-    taken = float(np.mean([table.response_tokens.mean() for table in evaluation.demand.tables]))
-    if not max(logged / taken, taken / logged) > ALIKE:
+    means = evaluation.demand.response_means()
+    if not min(max(logged / taken, taken / logged) for taken in means) > ALIKE:
         return ""
+    tools = "".join(f" ({more:,.0f} with what tools write)" for more in means[1:])
     return (
         f"not alike: responses of the log have {logged:,.0f} tokens in the mean, those predicted with ({workload}) "
-        f"{taken:,.0f}: name a rollout dump of the run (--rollouts) or its lengths (--workload)"
+        f"{means[0]:,.0f}{tools}: name a rollout dump of the run (--rollouts) or its lengths (--workload)"
     )
 
 

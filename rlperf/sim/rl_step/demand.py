@@ -131,6 +131,18 @@ class Demand:
         """One entry per trajectory, of every replicate."""
         return tuple(table.trajectories() for table in self.tables)
 
+    def response_means(self) -> tuple[float, ...]:
+        """Tokens of a response, mean [tokens]; of several turns both what is generated and that with what tools write.
+
+        Frameworks log either, by the mask that they count.
+        """
+        tables = self.trajectories
+        generated = float(np.mean([table.response_tokens.mean() for table in tables]))
+        if all(table.append_tokens is None for table in tables):
+            return (generated,)
+        tools = [0.0 if table.append_tokens is None else float(table.append_tokens.mean()) for table in tables]
+        return generated, generated + float(np.mean(tools))
+
     @cached_property
     def _requests(self) -> tuple[FloatArray, ...]:
         """Prompt + response of everything that is rolled out, of every replicate [tokens]."""

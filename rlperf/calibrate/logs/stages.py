@@ -186,7 +186,7 @@ def _demand(demand: Demand, log: StepLog, lengths: LengthTable | None, notes: li
             tables = tuple(steps if demand.of_tasks else as_batch(demand.task, steps, demand.batch, 0, notes))
             notes.append(f"lengths of {len(tables)} recorded rl_steps")
             return replace(demand, tables=tables), np.interp(np.arange(log.n), keep, np.arange(len(tables)))
-        notes.append("the dump does not cover the logged rl_steps: lengths scaled to the log's means instead")
+        notes.append("the dump does not cover the logged rl_steps, and is left out")
     means = log.response_tokens
     own, logged = demand.response_means(), log.mean("response_tokens")
     assumed = (

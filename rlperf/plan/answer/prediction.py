@@ -31,7 +31,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import Role
+from rlperf.specs.pool import Role, of_role
 from rlperf.specs.trainer_calibration import TrainerCalibration
 from rlperf.units import human_bytes
 
@@ -374,21 +374,18 @@ def _open(value: object) -> bool:
     return value is None or (isinstance(value, tuple) and len(value) != 1)
 
 
-SEARCHED_FOR_MEMORY = ("zero_stage", "activation_recompute", "tensor_parallel", "token_budget", "offload")
-"""Fields that decide a trainer's memory and that the planner tries where a job leaves them open."""
-
-
 def _trainer_knob(context: Context, evaluation: Evaluation, use: MemoryUse, held: TrainerBytes) -> str:
     """What frees enough of the trainer's memory, or of a critic's, at the least cost in time."""
     settings, stated = evaluation.configuration.pool("trainer").settings, context.job.pool("trainer")
     asked = {**stated.layout.model_dump(), **stated.settings.model_dump()}
+    searched = [each.name for each in of_role("trainer") if each.decided == "searched"]
     parts = held.parts
     scalar = parts.with_(**{name: np.ravel(getattr(parts, name))[0] for name in (*DEVICE_PARTS, "host")})
     engine = use.parts.get("engine, asleep", 0.0)
     knob = first_knob(
         evaluation.trainer.layout.take(0), scalar, use.allowed - engine - use.parts.get("reference", 0.0),
         microbatch_tokens=float(settings.token_budget or 4096), chunked_loss=bool(settings.chunked_loss),
-        set_by_planner=[name for name, value in asked.items() if name in SEARCHED_FOR_MEMORY and _open(value)],
+        set_by_planner=[name for name in searched if _open(asked[name])],
     )  # fmt: skip
     if knob is None:
         return "more devices"

@@ -15,12 +15,16 @@ from rlperf.plan.search.screen import Screened, screen
 from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.told import Tell
+from rlperf.told import Tell, within
 
 ASKED = 16
 """Layouts of all tasks together that the others are asked for."""
 CROSSED = 4
 """Engines of some tasks, and trainers of others, that are asked for together."""
+TURNS = 3
+"""Times that all tasks are asked, the later ones beside the best that was found so far."""
+BESIDE, FOUND = 2, 4
+"""Slowest tasks that are asked what they would have beside a trainer and beside engines, and how much each names."""
 COMMON = 8
 """Layouts that all tasks have, of which every task's judge hears."""
 PART = 0.5
@@ -64,7 +68,8 @@ def common_layouts(
     """Configurations of one task each that share an arrangement, the fastest for all tasks together first.
 
     Asked for is what all tasks have among their candidates, the best of each, and engines of one with the trainer of
-    another: 192 x 8 samples and 64 x 8 on 24 devices want engines for many requests and a trainer of eight ranks.
+    another: 192 x 8 samples and 64 x 8 on 24 devices want engines for many requests and a trainer of eight ranks. Then
+    what the slowest tasks would have beside the trainer of the best that was found, and beside its engines.
     """
     each = max(ASKED // len(screenings), 1)
     slowest = sorted(screenings, key=lambda one: -float(one.found.priced[0]))[:ASKED]
@@ -73,16 +78,23 @@ def common_layouts(
     shared = [key for key in first.known if all(key in one.known for one in others)]
     asked |= {key: first.known[key][0] for key in shared}
     asked |= {each.arrangement: each for each in _crossed(slowest)}
-    likes = [(like, pinned_to(context, like)) for like in asked.values()]
     pieces = {one.task.task.name: one for one in screenings}
-    under_each = over_cores(partial(_under_each, facts=facts, likes=likes), pieces, tell, each=PART)
-    made: list[tuple[float, tuple[Configuration, ...]]] = []
-    for found in zip(*under_each, strict=True):
-        kept = [each for each in found if each is not None]
-        if len(kept) == len(screenings):
-            made.append((math.fsum(priced for _, priced in kept), tuple(c for c, _ in kept)))
-    made.sort(key=lambda one: one[0])
-    return [configurations for _, configurations in made[:COMMON]]
+    made: dict[tuple[object, ...], tuple[float, tuple[Configuration, ...]]] = {}
+    ranked: list[tuple[float, tuple[Configuration, ...]]] = []
+    for turn in range(TURNS):
+        likes = [(like, pinned_to(context, like)) for like in asked.values()]
+        ask = partial(_under_each, facts=facts, likes=likes)
+        told = within(tell, turn / TURNS, 1.0 / TURNS)
+        for key, found in zip(asked, zip(*over_cores(ask, pieces, told, each=PART), strict=True), strict=True):
+            kept = [each for each in found if each is not None]
+            if len(kept) == len(screenings):
+                made[key] = math.fsum(priced for _, priced in kept), tuple(c for c, _ in kept)
+        best, ranked = ranked[:1], sorted(made.values(), key=lambda one: one[0])
+        if ranked[:1] == best:
+            break
+        beside = _beside(context, facts, ranked[0][1][0], slowest[:BESIDE])
+        asked = {each.arrangement: each for each in beside if each.arrangement not in made}
+    return [configurations for _, configurations in ranked[:COMMON]]
 
 
 def pinned_to(context: Context, like: Configuration) -> Context:
@@ -113,6 +125,21 @@ def _crossed(screenings: Sequence[Screening]) -> Iterator[Configuration]:
         if alike and one.pool("rollout").devices == other.pool("rollout").devices:
             beside = (pool for pool in other.pools if pool.role != "rollout")
             yield replace(other, pools=(one.pool("rollout"), *beside))
+
+
+def _beside(
+    context: Context, facts: FrameworkFacts | None, best: Configuration, screenings: Sequence[Screening]
+) -> Iterator[Configuration]:
+    """The best of each task with the trainer of a configuration, whatever the engines, and with its engines."""
+    for one, role in product(screenings, ("trainer", "rollout")):
+        stated = tuple(pool.pinned() for pool in best.pools if (pool.role == "rollout") == (role == "rollout"))
+        others = tuple(pool for pool in context.job.pools if all(pool.role != each.role for each in stated))
+        job = context.job.model_copy(update={"pools": (*stated, *others), "modes": (best.mode,)})
+        pinned = replace(replace(context, job=job).of(best.mode), restate=None)
+        for each in screen(pinned, one.task, one.demands, facts, keep=FOUND).configurations:
+            # what a job states departs from nothing: the pool that is pinned here has left the path as far as it had
+            left = (best.departures[0], each.departures[1]), (each.departures[0], best.departures[1])
+            yield replace(each, departures=left[role == "trainer"])
 
 
 def _first(configurations: Sequence[Configuration], apart: Callable[[Configuration], object]) -> list[Configuration]:

@@ -65,7 +65,7 @@ def test_prose_in_a_document_does_not_swallow_the_launch_behind_it() -> None:
     "setting",
     [
         "--dynamic-sampling-filter-path slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std",
-        "--custom-rm-path /root/rewards/reward.py",
+        "--custom-rm-path /data/rewards/reward.py",
         "custom_reward_function.path=recipe/r1/reward_score.py",
     ],
 )

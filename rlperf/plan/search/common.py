@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from itertools import product, zip_longest
 
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.columns import ColumnStore
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import Screened, screen
@@ -90,16 +91,21 @@ def common_layouts(
             if len(kept) == len(screenings):
                 made[key] = math.fsum(priced for _, priced in kept), tuple(c for c, _ in kept)
         best, ranked = ranked[:1], sorted(made.values(), key=lambda one: one[0])
-        if ranked[:1] == best:
+        if ranked[:1] == best or turn == TURNS - 1:
             break
         beside = _beside(context, facts, ranked[0][1][0], slowest[:BESIDE])
         asked = {each.arrangement: each for each in beside if each.arrangement not in made}
     return [configurations for _, configurations in ranked[:COMMON]]
 
 
-def pinned_to(context: Context, like: Configuration) -> Context:
-    """The job with every value of a configuration stated, as its files say it in the configuration's mode."""
-    changes = {"pools": tuple(pool.pinned() for pool in like.pools), "modes": (like.mode,)}
+def pinned_to(context: Context, like: Configuration, pools: Sequence[PoolPlan] | None = None) -> Context:
+    """The job with every value of a configuration stated, as its files say it in the configuration's mode.
+
+    ``pools`` : of it that are stated, the others as the job has them; None: all
+    """
+    stated = tuple(pool.pinned() for pool in (like.pools if pools is None else pools))
+    others = () if pools is None else (pool for pool in context.job.pools if all(pool.role != s.role for s in stated))
+    changes = {"pools": (*stated, *others), "modes": (like.mode,)}
     pinned = replace(context, job=context.job.model_copy(update=changes))
     return replace(pinned.of(like.mode), restate=None)
 
@@ -132,10 +138,8 @@ def _beside(
 ) -> Iterator[Configuration]:
     """The best of each task with the trainer of a configuration, whatever the engines, and with its engines."""
     for one, role in product(screenings, ("trainer", "rollout")):
-        stated = tuple(pool.pinned() for pool in best.pools if (pool.role == "rollout") == (role == "rollout"))
-        others = tuple(pool for pool in context.job.pools if all(pool.role != each.role for each in stated))
-        job = context.job.model_copy(update={"pools": (*stated, *others), "modes": (best.mode,)})
-        pinned = replace(replace(context, job=job).of(best.mode), restate=None)
+        kept = [pool for pool in best.pools if (pool.role == "rollout") == (role == "rollout")]
+        pinned = pinned_to(context, best, kept)
         for each in screen(pinned, one.task, one.demands, facts, keep=FOUND).configurations:
             # what a job states departs from nothing: the pool that is pinned here has left the path as far as it had
             left = (best.departures[0], each.departures[1]), (each.departures[0], best.departures[1])

@@ -82,7 +82,9 @@ def common_layouts(
     pieces = {one.task.task.name: one for one in screenings}
     made: dict[tuple[object, ...], tuple[float, tuple[Configuration, ...]]] = {}
     ranked: list[tuple[float, tuple[Configuration, ...]]] = []
+    heard: set[tuple[object, ...]] = set()
     for turn in range(TURNS):
+        heard |= asked.keys()
         likes = [(like, pinned_to(context, like)) for like in asked.values()]
         ask = partial(_under_each, facts=facts, likes=likes)
         told = within(tell, turn / TURNS, 1.0 / TURNS)
@@ -94,7 +96,7 @@ def common_layouts(
         if ranked[:1] == best or turn == TURNS - 1:
             break
         beside = _beside(context, facts, ranked[0][1][0], slowest[:BESIDE])
-        asked = {each.arrangement: each for each in beside if each.arrangement not in made}
+        asked = {each.arrangement: each for each in beside if each.arrangement not in heard}
     return [configurations for _, configurations in ranked[:COMMON]]
 
 

@@ -26,6 +26,7 @@ from rlperf.frameworks.logs.read import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
 from rlperf.specs.job import Job
+from rlperf.specs.job_document import SCRIPTS, read_job_document
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
@@ -85,6 +86,8 @@ def explain(
     missing = [Problem("no such file or folder", str(path)) for path in paths if not path.exists()]
     if missing or not paths:
         raise SpecError(missing or "nothing to explain: name a job, a plan, or the files of a run")
+    if paths[0].suffix in SCRIPTS:
+        read_job_document(paths[0])
     if paths[0].suffix in (".yaml", ".yml"):
         if len(paths) > 1:
             raise SpecError("one job or plan at a time; logs may be several, with --scale")

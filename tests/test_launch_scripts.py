@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlperf.frameworks.scripts.flow import commands, commands_run
+import rlperf
+from rlperf.errors import SpecError
+from rlperf.frameworks.imports import import_config, job_of
+from rlperf.frameworks.scripts.flow import commands, run
 from rlperf.frameworks.sources import read_source
 
 PATH = "P=/data/models/Qwen3-8B.json"
@@ -55,7 +58,7 @@ def test_a_comment_between_the_words_of_a_command_is_none_of_them() -> None:
 
 def test_prose_in_a_document_does_not_swallow_the_launch_behind_it() -> None:
     prose = "cat > notes <<-'EOF'\n\tdon't run this by hand\n\tEOF\n"
-    found = commands_run(f"{prose}python3 train.py --tp 4")[-1].words
+    found = run(f"{prose}python3 train.py --tp 4").commands[-1].words
     assert [each.text for each in found] == ["python3", "train.py", "--tp", "4"] and found[0].line == 4
     job = 'cat > job.sh <<EOF\nsrun python3 train.py --name "a" --tp 4\nEOF\nsbatch job.sh\n'
     assert [each.text for each in commands(job)[1][-2:]] == ["--tp", "4"]  # the launch may stand in one
@@ -79,3 +82,79 @@ def test_a_reward_that_a_setting_names_is_no_program_of_its_own(setting: str, tm
     found = read_source([script])
     assert found.entry == "train.py" and found.keys["rollout-batch-size"] == 32
     assert "num-gpus" not in found.keys
+
+
+def test_a_variable_that_grows_out_of_nothing_does_not_hold_itself() -> None:
+    """``ARGS=""; ARGS="$ARGS a=1"; ...``: each use was filled in again and again, until the memory was gone."""
+    grown = "".join(f'ARGS="$ARGS --k{i} {i}"\n' for i in range(40))
+    for before in ('ARGS=""\n', "", "ARGS=\n"):
+        [command] = commands(f"{before}{grown}python3 train.py $ARGS")
+        assert [word.text for word in command[2:]] == [text for i in range(40) for text in (f"--k{i}", str(i))]
+
+
+LAUNCH = "python3 -m verl.trainer.main_ppo data.train_batch_size=$B actor_rollout_ref.rollout.n=8"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'B=64\nsrun --ntasks=2 bash -c "ray status\n{LAUNCH} \\"\\$@\\""',
+        f"export B=64\nssh worker0 'cd /verl && {LAUNCH}'",
+        f'B=64\nCOMMAND="{LAUNCH}" CONTAINER=verl.sqsh sbatch --nodes=2 ray.sub',
+        f'B=64\nexport COMMAND="{LAUNCH}"\nsbatch ray.sub',
+        f'B=64\nsbatch --wrap="{LAUNCH}"',
+        f'B=64\nCMD="{LAUNCH}"\necho "$CMD"\neval "$CMD" 2>&1 | tee log.txt',
+    ],
+    ids=["bash -c", "ssh", "in front of a command", "exported", "--wrap", "eval"],
+)
+def test_a_launch_that_another_program_is_given_as_text_is_read(script: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    prepared = "python3 examples/data_preprocess/gsm8k.py --local_dir /data\n"
+    file.write_text(f'#!/bin/bash\n{prepared}{script}\necho "as in {LAUNCH} trainer.nnodes=9"\n')
+    found = read_source([file])
+    assert found.entry == "verl.trainer.main_ppo"
+    assert found.keys == {"data.train_batch_size": 64, "actor_rollout_ref.rollout.n": 8}
+    line = next(number for number, text in enumerate(file.read_text().splitlines(), 1) if LAUNCH[:20] in text)
+    assert found.lines["data.train_batch_size"] == (str(file), line + 2 * ("eval" in script))
+
+
+def test_files_that_a_script_writes_are_read_as_it_writes_them(tmp_path: Path) -> None:
+    """With ``cat > grpo.yaml <<EOF`` no framework was recognised, as the file is not there yet."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "N=16\ncat > zero.yaml <<'EOF'\ndistributed_type: DEEPSPEED\nnum_processes: 4\nEOF\n"
+        "tee grpo.yaml <<EOF > /dev/null\nnum_generations: $N\nmax_completion_length: ${L:-2048}\nEOF\n"
+        "accelerate launch --config_file zero.yaml trl/scripts/grpo.py --config ./grpo.yaml --bf16\n"
+    )
+    found = read_source([script])
+    assert found.keys == {"num_generations": 16, "max_completion_length": 2048, "bf16": True}
+    assert found.launcher["num_processes"] == 4 and found.launcher["distributed_type"] == "DEEPSPEED"
+    assert found.lines["num_generations"] == ("grpo.yaml", 1)
+
+
+def test_a_program_that_a_script_writes_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "cat <<'PY' > train.py\nfrom trl import GRPOConfig\n# don't $ask\n"
+        "args = GRPOConfig(num_generations=4, bf16=True)\nPY\naccelerate launch --num_processes 4 train.py\n"
+    )
+    assert read_source([script]).keys == {"num_generations": 4, "bf16": True}
+
+
+@pytest.mark.parametrize("reference", ["$MODEL", "${MODEL}", "${MODEL:?set MODEL first}"])
+def test_a_model_that_only_the_environment_names_is_asked_for(reference: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    settings = "trainer.n_gpus_per_node=8 data.train_batch_size=64 algorithm.adv_estimator=grpo"
+    script.write_text(
+        f"MODEL={reference}\nM=$MODEL\n{LAUNCH.partition(' data')[0]} actor_rollout_ref.model.path=$M {settings}\n"
+    )
+    with pytest.raises(SpecError, match=r"its model is named by \$MODEL.*say MODEL=NAME behind the file"):
+        job_of(import_config([script]))
+    assert import_config([script, "MODEL=Qwen/Qwen3-8B"]).run.architecture == "Qwen/Qwen3-8B"
+
+
+def test_a_launch_script_given_for_a_log_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{LAUNCH}\n")
+    with pytest.raises(SpecError, match=r"is a launch script, no job.*rlperf import"):
+        rlperf.explain(script)

@@ -287,6 +287,10 @@ def planned_at_once(imported: Imported, workload: str | None) -> int | None:
     return int(planned.at_once.replace(",", "")) if planned.at_once and workload in (None, planned.lengths) else None
 
 
+_VARIABLE = re.compile(r"\$\{?(?:oc\.env:)?(\w+)")
+"""What the environment of a launch would have filled in."""
+
+
 def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:
@@ -297,6 +301,9 @@ def job_of(
         raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
     if imported.run.architecture in ("", "None"):  # made by a program, or left to its default
         raise SpecError(Problem("its model is not named", suggestion="--architecture NAME, or its config.json"))
+    if unset := _VARIABLE.search(imported.run.architecture):
+        hint = f"say {unset[1]}=NAME behind the file, or --architecture NAME"
+        raise SpecError(Problem(f"its model is named by ${unset[1]}, which it does not set", suggestion=hint))
     at_once = planned_at_once(imported, workload) or imported.run.batch.max_trajectories
     batch = replace(imported.run.batch, max_trajectories=at_once)
     run = replace(imported.run, architecture=architecture_at(imported.run.architecture), batch=batch)

@@ -12,7 +12,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.adapter import Planned, Source, is_other_program
 from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.registry import FRAMEWORKS
-from rlperf.frameworks.scripts.flow import commands, commands_run
+from rlperf.frameworks.scripts.flow import commands, run
 from rlperf.frameworks.scripts.python import makes_configuration, read_python
 from rlperf.frameworks.scripts.shell import Word
 from rlperf.frameworks.scripts.typed import override_value, word_value
@@ -46,6 +46,8 @@ class _Gathered:
     planned: Planned = field(default_factory=Planned)
     configurations: str = ""
     """Folder of the configurations that a command names."""
+    written: dict[Path, str] = field(default_factory=dict)
+    """Files that a launch script writes, where it says itself what they hold."""
     worked_out: dict[str, str] = field(default_factory=dict)
     _sections: set[str] = field(default_factory=set)
     _first: dict[str, Path] = field(default_factory=dict)
@@ -69,6 +71,13 @@ class _Gathered:
         self._sections |= above
         self.keys[key] = value
         self.lines[key] = (file, line)
+
+    def found(self, *candidates: Path) -> tuple[Path, str] | None:
+        """The first of files that is there, or that the script writes, and its text."""
+        for path in candidates:
+            if path in self.written or is_file(path):
+                return path, self.written[path] if path in self.written else read_text(path)
+        return None
 
     def source(self) -> Source:
         read = {Path(file).stem for file, _ in self.lines.values()}
@@ -183,10 +192,9 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
     if text == "_self_":
         return
     target = Path(text) if Path(text).is_absolute() else path.parent / text
-    for candidate in (target, target.with_name(target.name + ".yaml")):
-        if is_file(candidate):
-            _read_yaml(read_text(candidate), candidate, gathered, depth + 1)
-            return
+    if found := gathered.found(target, target.with_name(target.name + ".yaml")):
+        _read_yaml(found[1], found[0], gathered, depth + 1)
+        return
     gathered.bases.append(Path(text).stem if text.endswith((".yaml", ".yml")) else text)
 
 
@@ -211,7 +219,10 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
     best: list[Word] = []
     asks: dict[str, None] = {}
     score = 0
-    for command in commands_run(text, gathered.given):
+    ran = run(text, gathered.given)
+    gathered.written |= {Path(name): said for name, said in ran.files.items()}
+    launched = [command for command in ran.handed_on if _entries(command.words) or _module_at(command.words)]
+    for command in [*ran.commands, *launched]:
         words = command.words
         if words[0].text == "cd" and len(words) == 2:
             gathered.folder = words[1].text
@@ -314,12 +325,11 @@ def _read_launcher(words: Sequence[str], path: Path, gathered: _Gathered) -> Non
 
 def _read_accelerate(name: str, path: Path, gathered: _Gathered) -> None:
     """The config that ``accelerate launch`` is told of, where its file is there."""
-    for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
-        if candidate.suffix in (".yaml", ".yml") and is_file(candidate):
-            data = parse_document(read_text(candidate), str(candidate)).data
-            if isinstance(data, dict) and _LAUNCHED & set(data):
-                gathered.launcher.update(flatten(data))
-            return
+    found = gathered.found(Path(name), path.parent / name, path.parent / Path(name).name)
+    if found and found[0].suffix in (".yaml", ".yml"):
+        data = parse_document(found[1], str(found[0])).data
+        if isinstance(data, dict) and _LAUNCHED & set(data):
+            gathered.launcher.update(flatten(data))
 
 
 def _is_value(words: Sequence[Word], index: int) -> bool:
@@ -339,9 +349,9 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     if entries:
         begin = entries[0] + 1
         gathered.entry = words[entries[0]].text
-        program = path.parent / gathered.entry
-        if program.suffix == ".py" and is_file(program) and makes_configuration(text := read_text(program)):
-            _read_program(text, program, gathered)
+        program = gathered.found(Path(gathered.entry), path.parent / gathered.entry)
+        if program and program[0].suffix == ".py" and makes_configuration(program[1]):
+            _read_program(program[1], program[0], gathered)
     elif any(word.text == "trl" for word in words):
         begin = next(index for index, word in enumerate(words) if word.text == "trl") + 2
         gathered.entry = "trl." + words[begin - 1].text if begin <= len(words) else "trl"
@@ -408,10 +418,9 @@ def _read_named(option: str, value: str, path: Path, gathered: _Gathered) -> Non
         return
     name = value if value.endswith((".yaml", ".yml")) else value + ".yaml"
     inside = path.parent / gathered.configurations / name
-    for candidate in (Path(name), path.parent / name, inside, path.parent / Path(name).name):
-        if is_file(candidate):
-            _read_yaml(read_text(candidate), candidate, gathered)
-            return
+    if found := gathered.found(Path(name), path.parent / name, inside, path.parent / Path(name).name):
+        _read_yaml(found[1], found[0], gathered)
+        return
     gathered.bases.append(Path(value).stem if value.endswith((".yaml", ".yml")) else value)
 
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from rlperf.frameworks.scripts.shell import (
     ARGUMENTS,
     Command,
+    HereDocument,
     Shell,
     Statement,
     Word,
@@ -23,6 +25,7 @@ from rlperf.frameworks.scripts.shell import (
     assign_default,
     assignment,
     expand,
+    here_documents,
     is_asked,
     statements,
 )
@@ -40,6 +43,10 @@ _COMPARED: Mapping[str, Callable[[str, str], bool]] = {
     "-ge": lambda a, b: int(a) >= int(b), "-lt": lambda a, b: int(a) < int(b), "-le": lambda a, b: int(a) <= int(b),
 }  # fmt: skip
 _DEPTH = 16
+_SAYS = {"echo", "printf"}
+"""Commands whose words are shown, not run."""
+_OPTION = re.compile(r"^--?[\w-]+=")
+"""``--wrap="..."``: what stands behind it is text by itself."""
 
 
 def commands(text: str) -> list[list[Word]]:
@@ -49,21 +56,39 @@ def commands(text: str) -> list[list[Word]]:
     >>> [word.text for word in command]
     ['python', 'x.py', '--tp', '8', '--dp', '2']
     """
-    return [command.words for command in commands_run(text)]
+    return [command.words for command in run(text).commands]
 
 
-def commands_run(text: str, given: Mapping[str, str] | None = None) -> list[Command]:
-    """The commands of a script started with ``given`` variables and arguments (``{"MODEL": "7b", "1": "train"}``).
+@dataclass(frozen=True)
+class Ran:
+    """What a script runs.
+
+    commands : its own
+    handed_on : those in text that it gives to others: ``bash -c "..."``, ``ssh HOST "..."``, ``COMMAND="..." sbatch``
+    files : name -> text of those that it writes from here-documents
+    """
+
+    commands: list[Command] = field(default_factory=list)
+    handed_on: list[Command] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def run(text: str, given: Mapping[str, str] | None = None) -> Ran:
+    """A script started with ``given`` variables and arguments (``{"MODEL": "7b", "1": "train"}``).
 
     >>> script = 'case $1 in small) N=1;; *) N=8;; esac; python x.py --n $N'
-    >>> [word.text for word in commands_run(script, {"1": "small"})[0].words], commands_run(script)[0].asks
+    >>> [word.text for word in run(script, {"1": "small"}).commands[0].words], run(script).commands[0].asks
     (['python', 'x.py', '--n', '1'], ())
-    >>> commands_run(script)[0].words[-1].asks
+    >>> run(script).commands[0].words[-1].asks
     ('line 1: case $1 has the branches small, *',)
     """
-    flow = _Flow(Shell(scalars=dict(given or {}), given=given or {}))
-    flow.block([part for statement in statements(text) for part in _parts(statement)])
-    return flow.found
+    flow = _Flow(Shell(scalars=dict(given or {}), given=given or {}), documents=here_documents(text))
+    flow.block(_parsed(text))
+    return flow.ran
+
+
+def _parsed(text: str, line: int = 1) -> list[Statement]:
+    return [part for statement in statements(text, line) for part in _parts(statement)]
 
 
 def _parts(statement: Statement) -> list[Statement]:
@@ -90,7 +115,8 @@ class _Flow:
 
     shell: Shell
     functions: dict[str, list[Statement]] = field(default_factory=dict)
-    found: list[Command] = field(default_factory=list)
+    ran: Ran = field(default_factory=Ran)
+    documents: Mapping[int, HereDocument] = field(default_factory=dict)
     undecided: tuple[str, ...] = ()
     last: bool | None = None
     depth: int = 0
@@ -142,13 +168,38 @@ class _Flow:
         if statement.head in self.functions and self.depth < _DEPTH:
             self._call(statement)
             return
+        others: list[Word] = []  # what another program is given to run
         while words and (words[0][0] in _DECLARES or assignment(words[0][0])):
-            if match := assignment(words[0][0]):
-                assign(shell, match, words[0][1])
+            raw, line = words[0]
+            if match := assignment(raw):
+                assign(shell, match, line)
+                asks = (shell.asks[match[1]],) if match[1] in shell.asks else ()
+                others += [Word(shell.scalars[match[1]], line, asks)] if match[1] in shell.scalars else []
             words = words[1:]
         said = [word for raw, line in words for word in self._said(raw, line)]
         if said:
-            self.found.append(Command(said, self.undecided))
+            self.ran.commands.append(Command(said, self.undecided))
+            self._write(said)
+        if said or statement.head == "export":
+            self._hand_on([*others, *(said if said and said[0].text not in _SAYS else [])])
+
+    def _write(self, words: Sequence[Word]) -> None:
+        """``cat > FILE <<EOF`` and ``tee FILE <<EOF``: the file is what the here-document says."""
+        asked = next((word.line for word in words if word.text.startswith("<<")), 0)
+        into = [after.text for word, after in pairwise(words) if word.text in (">", "tee")]
+        into += [word.text[1:] for word in words if re.match(r">[^>&]", word.text)]
+        if into and asked in self.documents:
+            self.ran.files[into[0]] = self.documents[asked].said(self.shell)
+
+    def _hand_on(self, words: Sequence[Word]) -> None:
+        """Words of several words, which may be a script of their own: it runs with what is known here."""
+        for word in words if self.depth < _DEPTH else []:
+            text = _OPTION.sub("", word.text)
+            if re.search(r"\s", text):
+                inner = _Flow(deepcopy(self.shell), self.functions, undecided=(*self.undecided, *word.asks))
+                inner.depth = self.depth + 1
+                inner.block(_parsed(text, word.line))
+                self.ran.handed_on.extend([*inner.ran.commands, *inner.ran.handed_on])
 
     def _said(self, raw: str, line: int) -> list[Word]:
         """The words that a raw word becomes, with what decides them."""
@@ -227,10 +278,12 @@ class _Flow:
     def _ask(self, question: str, bodies: Sequence[Sequence[Statement]]) -> None:
         """What undecided branches assign hangs on them; what they launch does, too."""
         for body in bodies:
-            other = _Flow(deepcopy(self.shell), self.functions, [], (*self.undecided, question), depth=self.depth + 1)
+            other = _Flow(deepcopy(self.shell), self.functions, undecided=(*self.undecided, question))
+            other.documents, other.depth = self.documents, self.depth + 1
             if other.depth < _DEPTH:
                 other.block(body)
-                self.found += other.found
+                self.ran.commands.extend(other.ran.commands)
+                self.ran.handed_on.extend(other.ran.handed_on)
             for name in {**other.shell.scalars, **other.shell.arrays}:
                 was = self.shell.scalars.get(name), self.shell.arrays.get(name)
                 if was != (other.shell.scalars.get(name), other.shell.arrays.get(name)):

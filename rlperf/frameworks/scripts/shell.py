@@ -1,9 +1,9 @@
 """Launch scripts read without running anything: variables, arrays, line continuations and the final command's words.
 
 Only what a launch script needs of bash: ``NAME=value``, ``NAME=(...)``, ``NAME+=(...)``, ``export``, ``$NAME``,
-``${NAME}``, ``${NAME:-default}``, ``: ${NAME:=default}``, ``"${NAME[@]}"``, ``"${NAME[@]:1}"``, a function's ``"$@"``,
-and what `rlperf.frameworks.scripts.values` works out of text. Commands are never executed; the result of any other
-``$(...)`` is unknown and stays as text.
+``${NAME}``, ``${NAME:-default}``, ``${NAME:?}``, ``: ${NAME:=default}``, ``"${NAME[@]}"``, ``"${NAME[@]:1}"``, a
+function's ``"$@"``, here-documents, and what `rlperf.frameworks.scripts.values` works out of text.
+Commands are never executed; the result of any other ``$(...)`` is unknown and stays as text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlperf.frameworks.scripts.values import COMMAND, OPERATION, arithmetic, com
 _ASSIGN = re.compile(r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(
     r"\$\{(\d+|[A-Za-z_]\w*)(?:\[[@*]\])?\}"
-    r"|\$\{(\d+|[A-Za-z_]\w*):?[-=]((?:[^{}]|\{[^{}]*\})*)\}"
+    r"|\$\{(\d+|[A-Za-z_]\w*):?([-=?])((?:[^{}]|\{[^{}]*\})*)\}"
     r"|\$(\d|[A-Za-z_]\w*)"
 )
 _DEFAULTED = re.compile(r'^"?\$\{([A-Za-z_]\w*):?=((?:[^{}]|\{[^{}]*\})*)\}"?$', re.DOTALL)
@@ -93,6 +93,10 @@ def assign(shell: Shell, match: re.Match[str], line: int) -> None:
     else:
         text = "".join(word.text for word in expand(value, line, shell, split=False))
         text = shell.given.get(name, text) if is_asked(text) else text
+        itself = re.compile(rf"\$(?:{name}\b|\{{{name}\}})")  # not set before: empty, unless whoever starts it sets it
+        if itself.fullmatch(text):
+            return
+        text = itself.sub("", text)
         shell.scalars[name] = shell.scalars.get(name, "") + text if append else text
     if shell.touched:
         shell.asks[name] = min(shell.touched)
@@ -115,25 +119,47 @@ def assign_default(shell: Shell, raw: str, line: int) -> bool:
 
 
 _DOCUMENT = re.compile(
-    r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1[^\n]*\n(.*?)^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE
+    r"^([^\n]*(?<!<)<<-?[ \t]*(['\"\\]?)([A-Za-z_]\w*)\2?[^\n]*\n)(.*?)^[ \t]*\3[ \t]*$", re.DOTALL | re.MULTILINE
 )
+_INTO_FILE = re.compile(r"(?:>|\btee\s)\s*['\"]?[^\s'\"<>]+\.(?:ya?ml|json|py)\b")
+"""A here-document that becomes a file which is no script."""
+
+
+@dataclass(frozen=True)
+class HereDocument:
+    """A here-document's text; ``filled``: the shell fills in its variables."""
+
+    text: str
+    filled: bool
+
+    def said(self, shell: Shell) -> str:
+        """What a program reads of it."""
+        return _substitute(self.text, shell).replace("\\$", "$") if self.filled else self.text
+
+
+def here_documents(text: str) -> dict[int, HereDocument]:
+    """The here-documents of a script, by the line that asks for each."""
+    return {
+        text.count("\n", 0, match.start()) + 1: HereDocument(match[4], not match[2])
+        for match in _DOCUMENT.finditer(text)
+    }
 
 
 def _without_prose(text: str) -> str:
-    """A script with its here-documents, which may hold the launch, but for those whose quotes do not close."""
+    """A script with its here-documents, which may hold the launch, but for other files and quotes that do not close."""
 
     def blank(match: re.Match[str]) -> str:
-        open_quotes = any(match[3].count(quote) % 2 for quote in "'\"`")
-        return match[0].replace(match[3], "\n" * match[3].count("\n"), 1) if open_quotes and match[3] else match[0]
+        prose = any(match[4].count(quote) % 2 for quote in "'\"`") or _INTO_FILE.search(match[1])
+        return match[1] + "\n" * match[4].count("\n") + match[3] if prose else match[0]
 
     return _DOCUMENT.sub(blank, text)
 
 
-def statements(text: str) -> Iterator[Statement]:
+def statements(text: str, first: int = 1) -> Iterator[Statement]:
     """Statements; they end at a line's end, ``;``, ``;;``, ``&&``, ``||``, ``|``, ``&`` outside of brackets."""
     words: list[tuple[str, int]] = []
     before = "\n"
-    for raw, line in _raw_words(_without_prose(text), 1, operators=True):
+    for raw, line in _raw_words(_without_prose(text), first, operators=True):
         if raw not in ("\n", ";", ";;", "&&", "||", "|", "&"):
             words.append((raw, line))
             continue
@@ -265,15 +291,14 @@ def _substitute(text: str, shell: Shell) -> str:
     text = _WHERE_SET.sub(where_set, text)
 
     def fill(match: re.Match[str]) -> str:
-        name = match[1] or match[2] or match[4]
+        name = match[1] or match[2] or match[5]
         shell.asked_for(name)
         if name in shell.arrays:
             return " ".join(word.text for word in shell.arrays[name])
-        if shell.scalars.get(name):
-            return shell.scalars[name]
-        if match[2] is not None:
-            return _unquote(match[3], lambda part: _substitute(part, shell))[0]
-        return match[0]
+        if match[2] is not None and not shell.scalars.get(name):
+            # ``${NAME:?what to do}`` ends the script: somebody starts it with the name set
+            return f"${{{name}}}" if match[3] == "?" else _unquote(match[4], lambda part: _substitute(part, shell))[0]
+        return shell.scalars.get(name, match[0])
 
     for _ in range(8):
         filled = OPERATION.sub(lambda match: _operated(match, shell), _VARIABLE.sub(fill, text))

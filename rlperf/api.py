@@ -27,6 +27,7 @@ from rlperf.specs.job import Job
 from rlperf.specs.job_document import read_job_document
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import Document, as_path, validate
+from rlperf.specs.releases import read_as
 from rlperf.specs.short_job import SHORT, short_job
 from rlperf.told import Tell
 
@@ -165,7 +166,8 @@ def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_pl
         raise SpecError(dict.fromkeys(problems))
     assert context is not None and facts is not None
     restate = partial(as_framework_runs, facts=facts, folder=folder)
-    warned = _foreign(facts, context)
+    newer = read_as(facts.name, split_name(job.framework)[1], facts.versions)
+    warned = (*([newer] if newer else []), *_foreign(facts, context))
     keyless = facts.keyless("rollout")
     return Question(replace(context, asked=stated, restate=restate, keyless=keyless, warned=warned), facts)
 

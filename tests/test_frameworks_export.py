@@ -190,7 +190,7 @@ def test_limitations_name_the_loss() -> None:
         ("areal", "main", "vllm", {"rollout_dtype", "kv_dtype"}),
         ("areal", "main", "sglang", {"rollout_dtype"}),
         ("openrlhf", "0.11", "vllm", {"rollout_dtype", "kv_dtype"}),
-        ("trl", "main", "vllm", {"rollout_dtype", "kv_dtype"}),
+        ("trl", "1.16", "vllm", {"rollout_dtype", "kv_dtype"}),
     ],
 )
 def test_precisions_of_the_engine_are_written_and_read_back_or_named_as_lost(
@@ -406,13 +406,13 @@ def _namespace(tree: dict[str, object]) -> SimpleNamespace:
 def test_what_no_key_states_is_read_back_and_named() -> None:
     """TRL has no key of vLLM's CUDA graphs; of what it does state nothing is named."""
     run = with_values(sample_run(Random(1), "trl"), {"rollout.cuda_graphs": False, "rollout.prefix_caching": True})
-    phase = export_run(run, adapter_of("trl"), "main", "config")
+    phase = export_run(run, adapter_of("trl"), "1.16", "config")
     asked = [limitation.asked for limitation in phase.emission.limitations]
     assert "rollout.cuda_graphs = False" in asked
     named = ("zero_stage", "group_size", "memory_fraction", "devices", "prefix_caching")
     assert not any(name in words for words in asked for name in named), asked
-    with pytest.raises(ExportError, match=r"no key of trl main states trainer\.shard_size"):
-        export_run(with_values(run, {"trainer.shard_size": 2}), adapter_of("trl"), "main", "config")
+    with pytest.raises(ExportError, match=r"no key of trl 1.16 states trainer\.shard_size"):
+        export_run(with_values(run, {"trainer.shard_size": 2}), adapter_of("trl"), "1.16", "config")
 
 
 SHARDED = {"verl": {"fsdp2": {2, 3}, "megatron": {0, 1}}, "nemo_rl": {"fsdp2": {3}, "megatron": {0, 1}},

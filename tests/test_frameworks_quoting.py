@@ -89,10 +89,10 @@ def test_engines_of_trl_that_its_server_cannot_start_are_refused() -> None:
     random, run = Random(3), sample_run(Random(3), "trl")
     while run.mode != "disaggregated" or run.rollout.devices != 8:
         run = sample_run(random, "trl")
-    assert export_run(run, adapter_of("trl"), "main", "config").files
+    assert export_run(run, adapter_of("trl"), "1.16", "config").files
     wide = with_values(run, {"rollout.devices": 16, "rollout.data_parallel": None}).completed()
     with pytest.raises(ExportError, match="16 GPUs are more than its 8"):
-        export_run(wide, adapter_of("trl"), "main", "config")
+        export_run(wide, adapter_of("trl"), "1.16", "config")
 
 
 def test_what_areal_is_told_beside_its_file_is_added_to_it(tmp_path: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
+from rlperf.api import ask
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.audit.repairs import in_keys
 from rlperf.frameworks.export import write_file
-from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text
+from rlperf.frameworks.expressible import as_framework_runs
+from rlperf.frameworks.fields import Target
+from rlperf.frameworks.imports import Imported, describe, import_config, job_of, job_text, keys_text
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.releases import OPENRLHF_NAMES
@@ -60,7 +65,7 @@ def test_trl_of_before_has_other_defaults_and_a_length_of_prompts(tmp_path: Path
     assert (old.run.batch.max_prompt_tokens, old.run.batch.max_response_tokens) == (768, 256)
     assert not old.run.traits.shares_devices, "vLLM was a server unless told otherwise"
     new = read(tmp_path, yaml.safe_dump(keys), name="run.yaml")
-    assert (new.target.version, new.run.batch.max_response_tokens) == ("main", 512)
+    assert (new.target.version, new.run.batch.max_response_tokens) == ("1.16", 512)
     assert new.run.traits.shares_devices
 
 
@@ -76,12 +81,76 @@ def test_defaults_of_nemo_rl_by_release() -> None:
 
 @pytest.mark.parametrize(
     ("framework", "asked", "read"),
-    [("trl", "0.20.1", "0.27"), ("trl", "0.29.0", "0.28"), ("trl", "1.3", "1.0"), ("trl", "3.0", "main"),
+    [("trl", "0.20.1", "0.27"), ("trl", "0.29.0", "0.28"), ("trl", "1.3", "1.0"), ("trl", "3.0", "1.16"),
+     ("trl", "1.13", "1.11"), ("trl", "main", "1.16"), ("verl", "1.2", "main"), ("skyrl", "0.7", "0.4"),
      ("openrlhf", "0.8.5", "0.9"), ("openrlhf", "0.10.4", "0.10"), ("nemo_rl", "v0.5.0", "0.5"),
      ("slime", "0.2.4", "0.2"), ("slime", None, "main"), ("areal", "1.0.4", "1.0"), ("areal", "0.5", "1.0")],
 )  # fmt: skip
 def test_a_release_is_read_as_the_last_that_changed_anything(framework: str, asked: str | None, read: str) -> None:
     assert key_table(framework).version(asked) == read
+
+
+def test_a_release_newer_than_every_known_one_is_told(tmp_path: Path) -> None:
+    said = "trl 1.20 is newer than every release that is known: taken for 1.16"
+    job = job_of(read(tmp_path, yaml.safe_dump(TRL), "trl==1.20", "run.yaml"), cluster="dgx_h100")
+    asked = {version: ask(job.model_copy(update={"framework": f"trl=={version}"})) for version in ("1.20", "1.16.3")}
+    assert {version: question.context.warned for version, question in asked.items()} == {"1.20": (said,), "1.16.3": ()}
+    assert said in describe(import_config([tmp_path / "run.yaml"], "trl==1.20"))
+    assert "known" not in describe(import_config([tmp_path / "run.yaml"], "trl==1.16"))
+
+
+def test_trl_forms_no_logits_since_1_15_and_its_liger_key_no_longer_says_so(tmp_path: Path) -> None:
+    """`add_fused_lm_head` (1.15.0 trainer/grpo_trainer.py); `use_liger_kernel` patches layers alone since then."""
+    read_by = {
+        (version, liger): read(
+            tmp_path, yaml.safe_dump({**TRL, "use_liger_kernel": liger}), f"trl=={version}", "run.yaml"
+        )
+        for version in ("1.14", "1.15", "1.16")
+        for liger in (False, True)
+    }
+    chunked = {each: found.run.trainer.chunked_loss for each, found in read_by.items()}
+    assert chunked == {each: each[0] != "1.14" or each[1] for each in read_by}
+    assert all(not found.unknown and "use_liger_kernel" not in found.carried for found in read_by.values())
+    job = job_of(read_by["1.16", False], cluster="dgx_h100")
+    for version, keys in (("1.14", {"use_liger_kernel"}), ("1.16", set())):
+        taken = as_framework_runs(
+            job.model_copy(update={"framework": f"trl=={version}"}), framework_facts("trl", version)
+        )
+        assert taken.pool("trainer").settings.chunked_loss is True
+        written = adapter_of("trl").emit(read_by["1.16", False].run, Target(key_table("trl"), version))
+        assert {setting.key for setting in written.settings} & {"use_liger_kernel"} == keys
+
+
+def test_trl_trains_adapters_of_rank_16_where_none_is_stated(tmp_path: Path) -> None:
+    """`lora_r` of trl/trainer/model_config.py, 0.27.2 to 1.16.0: a file without it was taken for full fine-tuning."""
+    for given, rank in (({}, None), ({"use_peft": True}, 16), ({"use_peft": True, "lora_r": 64}, 64)):
+        found = read(tmp_path, yaml.safe_dump({**TRL, **given}), name="run.yaml")
+        assert found.run.trainer.lora_rank == rank
+
+
+def test_trl_takes_the_newer_name_of_gradient_checkpointing(tmp_path: Path) -> None:
+    """transformers 5.24 training_args.py: the new name goes before the old one, which is true where none is stated."""
+    old, new = "gradient_checkpointing", "activation_checkpointing"
+    for given, recompute in (({}, "full"), ({new: False}, "none"), ({old: False}, "none"),
+                             ({old: False, new: True}, "full")):  # fmt: skip
+        found = read(tmp_path, yaml.safe_dump({**TRL, **given}), name="run.yaml")
+        assert (found.unknown, found.run.trainer.activation_recompute) == ((), recompute)
+
+
+def test_what_a_release_of_trl_refuses_is_found(tmp_path: Path) -> None:
+    text = yaml.safe_dump({**TRL, "auto_find_batch_size": True})
+    found = audit(read(tmp_path, text, "trl==1.16", "run.yaml"), plan=False, predict=False).findings
+    assert [each.severity for each in found if each.key == "auto_find_batch_size"] == ["error"]
+    rule = {version: [each for each in framework_facts("trl", version).rules_of() if each.id == "one_dense_server"]
+            for version in ("0.28", "1.10", "1.11")}  # fmt: skip
+    assert {version: len(each) for version, each in rule.items()} == {"0.28": 0, "1.10": 1, "1.11": 0}
+    names = {
+        "run": SimpleNamespace(mode="disaggregated"), "rollout": SimpleNamespace(data_parallel=np.array([1, 4])),
+        "architecture": SimpleNamespace(experts=0),
+    }  # fmt: skip
+    kept = rule["1.10"][0].holds(names)
+    assert kept is not None
+    assert kept.tolist() == [True, False]
 
 
 def test_an_unknown_key_of_a_release_that_is_known_in_part_is_no_error(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_mode_that_a_framework_lacks_is_refused_by_name() -> None:
     ) as told:
         ask(job("k_step_off", "areal"))
     assert "it runs colocated, disaggregated, one_step_off, async" in str(told.value)
-    with pytest.raises(SpecError, match=r"trl main has no mode async.*instead of async it has disaggregated"):
+    with pytest.raises(SpecError, match=r"trl 1.16 has no mode async.*instead of async it has disaggregated"):
         ask(job("async", "trl", trainer_backends=["fsdp2"]))
     with pytest.raises(SpecError, match=r"verl 0.6 has no mode streaming.*it runs colocated"):
         ask(job("streaming", "verl==0.6"))

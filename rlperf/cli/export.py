@@ -50,13 +50,18 @@ def _under_another(file: Path, framework: str | None, written: Sequence[Path]) -
     A plan for verl was written for NeMo-RL without a word: it runs out of memory there with 81 %.
     """
     from rlperf.cli.output import progress
-    from rlperf.frameworks.registry import split_name
+    from rlperf.frameworks.keytable import key_table
+    from rlperf.frameworks.registry import adapter_of, split_name
     from rlperf.plan.answer.reading import plan_in
     from rlperf.specs.own_files import folder_of
     from rlperf.specs.reader import read_document
+    from rlperf.specs.releases import read_as
     from rlperf.units import human_seconds
 
     plan = plan_in(read_document(file))
+    name, asked = split_name(framework or (plan.job.framework if plan else ""))
+    if name and (newer := read_as(name, asked, key_table(adapter_of(name).name).versions)):
+        yield newer
     if plan is None or framework is None or split_name(framework)[0] == split_name(plan.job.framework)[0]:
         return
     scripts = [path for path in written if path.suffix == ".sh" and path.stem != "run_all"]

@@ -18,12 +18,13 @@ from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.keyless import keyless_rules, misspelled
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.run import Ref, Run, names_of_rules
-from rlperf.specs.framework import OF_RELEASES, FrameworkFacts, Rule, facts_document, versions_of
+from rlperf.specs.framework import OF_RELEASES, FrameworkFacts, Rule, facts_document
 from rlperf.specs.keyless_settings import running
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.reader import Document, problems_of
+from rlperf.specs.releases import versions_of
 from rlperf.specs.rule_expressions import asked_in
 
 
@@ -191,7 +192,8 @@ def framework_facts(framework: str, version: str | None = None) -> FrameworkFact
         raise SpecError(problems)
     adapter: Adapter = import_module(f"rlperf.frameworks.{framework}").ADAPTER
     derived = _keyless(adapter, table, chosen, facts.backends, facts.rules)
-    return facts.model_copy(update={"rules": (*facts.rules, *derived)})
+    runs = tuple(each for each in facts.runs if chosen in versions_of(each.versions, table.versions))
+    return facts.model_copy(update={"rules": (*facts.rules, *derived), "runs": runs})
 
 
 def read_run(adapter: Adapter, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
@@ -274,6 +276,11 @@ def _rule_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
 def _span_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
     """Facts that no trainer would ever be given: of trainers and versions that the framework has not."""
     problems = []
+    for index, setting in enumerate(facts.runs):
+        try:
+            versions_of(setting.versions, facts.versions)
+        except ValueError as error:
+            problems.append(document.problem(("runs", index, "versions"), str(error)))
     stated: dict[str, Mapping[str, Mapping[str, object]]] = {name: getattr(facts, name) for name in OF_RELEASES}
     for name, backend, spans in ((name, *each) for name, of in stated.items() for each in of.items()):
         if backend not in facts.backends:

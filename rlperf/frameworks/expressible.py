@@ -30,6 +30,7 @@ from rlperf.specs.keyless_settings import running
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import TOLD, PoolSettings, PoolSpec
 from rlperf.specs.profiles import load_architecture, load_cluster, load_device
+from rlperf.specs.releases import beyond
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 
 PARTIAL, ELASTIC = ref("batch.over_provision"), ref("rollout.elastic")
@@ -217,7 +218,7 @@ def _can_say(job: Job, facts: FrameworkFacts, backend: str, folder: Path | None)
 def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> list[Problem]:
     """Settings that a job states and no file of its framework can, where the framework runs something else."""
     found, table, asked = [], key_table(facts.name), split_name(job.framework)[1]
-    if table.predates(asked):
+    if beyond(asked, table.versions) < 0:
         known = f"known: {', '.join(table.versions)}"
         found.append(Problem(f"{facts.name} {asked} is older than every release that is known", suggestion=known))
     for pool in job.pools:

@@ -13,20 +13,29 @@ def _plain(names: str, kind: str = "") -> tuple[Entry, ...]:
 
 EXTRA_KEYS: dict[str, tuple[Entry, ...]] = {}
 
-# TRL's `grpo` script parses GRPOScriptArguments and ModelConfig from the same file (trl/scripts/grpo.py).
+# TRL's `grpo` script parses GRPOScriptArguments and ModelConfig from the same file (trl/scripts/grpo.py); defaults are
+# those of trl/trainer/model_config.py and trl/scripts/utils.py, the same from 0.27.2 to 1.16.0.
 EXTRA_KEYS["trl"] = (
     *_plain(
-        "model_name_or_path model_revision dtype attn_implementation lora_task_type lora_modules_to_save "
-        "lora_target_modules lora_target_parameters bnb_4bit_quant_type bnb_4bit_quant_storage"
+        "model_name_or_path attn_implementation lora_modules_to_save lora_target_modules lora_target_parameters "
+        "bnb_4bit_quant_storage dataset_name dataset_config reward_funcs reward_model_name_or_path datasets"
     ),
-    *_plain("use_peft load_in_8bit load_in_4bit use_rslora use_dora use_bnb_nested_quant", "bool"),
-    *_plain("lora_r lora_alpha", "int"),
-    *_plain("lora_dropout", "float"),
-    *_plain(
-        "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming reward_funcs "
-        "reward_model_name_or_path ignore_bias_buffers datasets"
-    ),
-)
+    *((name, "false", "", "", "bool")
+      for name in ("use_peft", "load_in_8bit", "load_in_4bit", "use_rslora", "use_dora", "use_bnb_nested_quant",
+                   "dataset_streaming", "ignore_bias_buffers")),
+    *((name, json.dumps(default), "", "", "str")
+      for name, default in (("model_revision", "main"), ("dtype", "float32"), ("lora_task_type", "CAUSAL_LM"),
+                            ("bnb_4bit_quant_type", "nf4"), ("dataset_train_split", "train"),
+                            ("dataset_test_split", "test"))),
+    ("lora_r", "16", "", "", "int"),
+    ("lora_alpha", "32", "", "", "int"),
+    ("lora_dropout", "0.05", "", "", "float"),
+    # of transformers 5.24's TrainingArguments, which any of these releases may stand on
+    ("activation_checkpointing", "null", "", "", "bool"),
+    ("activation_checkpointing_kwargs", "null", "", "", "map"),
+    ("dataloader_in_order", "true", "", "", "bool"),
+    ("dataloader_multiprocessing_context", "null", "", "", "str"),
+)  # fmt: skip
 
 # verl: the two asynchronous recipes add sections to the trainer's config (verl/experimental/*/config/*.yaml).
 _VERL_ASYNC: tuple[tuple[str, object, str, str], ...] = (

@@ -187,6 +187,10 @@ class Field:
             return None
         return next((key for key in self.keys if table.find(key, version, backend) is not None), None)
 
+    def outlived(self, table: KeyTable, version: str) -> bool:
+        """Whether the version takes the key and heeds it no more."""
+        return bool(self.until) and table.versions.index(version) > table.versions.index(self.until)
+
     def takes(self, value: object) -> bool:
         """Whether its key has a word for the value."""
         return self.unit.takes is None or value in self.unit.takes
@@ -195,7 +199,7 @@ class Field:
         """Whether a file of this version and backend can say the value; None: any."""
         if value is not None and not self.takes(value):
             return False
-        if self.until and table.versions.index(version) > table.versions.index(self.until):
+        if self.outlived(table, version):
             return False
         if not self.keys:
             return not (self.backend and backend and self.backend != backend)
@@ -272,7 +276,7 @@ def write_fields(fields: Iterable[Field], run: Run, target: Target) -> list[Sett
     for entry in fields:
         value = run.value(entry.at)
         key = entry.key(target.table, target.version, target.backend)
-        if value is None or key is None or entry.read_only:
+        if value is None or key is None or entry.read_only or entry.outlived(target.table, target.version):
             continue
         settings.append(Setting(key, entry.unit.write(value, run), entry.note))
     return settings
@@ -285,7 +289,8 @@ MANDATORY = "???"
 def read_fields(fields: Iterable[Field], flat: Mapping[str, Value], target: Target, run: Run) -> tuple[Run, set[str]]:
     """The run with what the keys say, and the keys that were read. ``flat`` holds the defaults too.
 
-    An older key only speaks where no newer one has. A value that its field cannot hold is named in ``Run.wrong``.
+    An older key only speaks where no newer one has, and one that the version heeds no more says nothing. A value that
+    its field cannot hold is named in ``Run.wrong``.
     """
     used: set[str] = set()
     stated: set[Ref] = set()
@@ -297,7 +302,9 @@ def read_fields(fields: Iterable[Field], flat: Mapping[str, Value], target: Targ
                 used.add(key)
                 if flat[key] == MANDATORY:
                     run = replace(run, missing=(*run.missing, key))
-                elif entry.at not in stated or key == entry.keys[0]:
+                elif not entry.outlived(target.table, target.version) and (
+                    entry.at not in stated or key == entry.keys[0]
+                ):
                     run = put(run, entry.at, entry.unit.read(flat[key], run), key)
                     stated.add(entry.at)
                 break

@@ -101,7 +101,7 @@ def areal(folder: Path) -> tuple[list[str], list[Entry]]:
 
 def trl(folder: Path) -> tuple[list[str], list[Entry]]:
     """Fields of ``GRPOConfig``."""
-    return ["main"], _typed(json.loads((folder / "grpo_config.json").read_text()))
+    return ["1.16"], _typed(json.loads((folder / "grpo_config.json").read_text()))
 
 
 _TYPES = {"str": "str", "int": "int", "float": "float", "bool": "bool"}

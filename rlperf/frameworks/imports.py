@@ -26,6 +26,7 @@ from rlperf.plan.compare import job_of_plan
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import read_document, validate
+from rlperf.specs.releases import read_as
 from rlperf.workload import PRESETS
 
 DEFAULT_CLUSTER = "dgx_h100"
@@ -56,6 +57,8 @@ class Imported:
     illegal: tuple[UnknownKey, ...]
     unread: tuple[UnknownKey, ...] = ()
     """Keys of trainers that rlperf does not know, which the framework has."""
+    newer: str = ""
+    """That the release that was named is newer than every known one, and for which it is taken."""
 
     @property
     def framework(self) -> str:
@@ -127,7 +130,8 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     unread = tuple(each for each in unknown if theirs & set(each.key.split(".")))
     known = tuple(each for each in unknown if each not in unread)
     run = replace(run, scorers=scorers)
-    return Imported(adapter, target, source, run, understood | read, known, illegal, unread)
+    newer = read_as(adapter.name, version, target.table.versions)
+    return Imported(adapter, target, source, run, understood | read, known, illegal, unread, newer)
 
 
 def _rolls_out(source: Source, file: str) -> None:
@@ -361,6 +365,7 @@ def describe(imported: Imported) -> str:
     return (
         f"{imported.adapter.title} {imported.target.version}: {hub_name(run.architecture)}, "
         f"{run.devices} GPUs{where}, {run.mode}, {run.batch.prompts_per_step} prompts x {run.batch.group_size}"
+        + (f" ({imported.newer})" if imported.newer else "")
     )
 
 

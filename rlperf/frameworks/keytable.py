@@ -24,8 +24,8 @@ from functools import cache
 from typing import Any
 
 from rlperf.errors import Problem, SpecError, did_you_mean
-from rlperf.specs.framework import versions_of
 from rlperf.specs.framework_names import FACTS
+from rlperf.specs.releases import beyond, versions_of
 
 Value = Any
 """A value in a configuration: bool, int, float, str, None, list or dict as JSON knows them."""
@@ -101,17 +101,21 @@ class KeyTable:
     _views: dict[tuple[int, str], dict[str, KeySpec]] = field(default_factory=dict, compare=False, repr=False)
 
     def version(self, asked: str | None) -> str:
-        """The tabulated version for what the user wrote: ``v0.9.0`` and ``0.9.2`` are 0.9; None is the last one."""
-        if asked in (None, "", *self.versions):
-            return asked or self.versions[-1]
+        """The tabulated version for what the user wrote: ``v0.9.0`` and ``0.9.2`` are 0.9.
+
+        None, ``main`` and what is newer than every release that is known are the last one (`read_as` says the latter).
+        """
+        newest = self.versions[-1]
+        if asked in self.versions:
+            return asked
         match = re.match(r"v?(\d+)\.(\d+)", str(asked))
         short = f"{match[1]}.{match[2]}" if match else ""
         if short in self.versions:
             return short
+        if asked in (None, "", "main") or len(self.versions) == 1 or beyond(asked, self.versions) > 0:
+            return newest
         if match and self.partial:
             return self._nearest(int(match[1]), int(match[2]))
-        if len(self.versions) == 1 and (match or asked):
-            return self.versions[0]
         raise SpecError(
             Problem(
                 f"{self.framework} version {asked!r} is not tabulated; known: {', '.join(self.versions)}",
@@ -119,17 +123,9 @@ class KeyTable:
             )
         )
 
-    def predates(self, asked: str | None) -> bool:
-        """Whether a release is older than every tabulated one: files of it are read by the oldest, none are written."""
-        match = re.match(r"v?(\d+)\.(\d+)", asked or "")
-        numbers = [tuple(map(int, each.split("."))) for each in self.versions if each[0].isdigit()]
-        return match is not None and bool(numbers) and (int(match[1]), int(match[2])) < min(numbers)
-
     def _nearest(self, major: int, minor: int) -> str:
         """The newest tabulated release that is not newer (the next is where something changed); else the oldest."""
         numbers = {each: tuple(map(int, each.split("."))) for each in self.versions if each[0].isdigit()}
-        if self.versions[-1] not in numbers and (major, minor) > max(numbers.values()):
-            return self.versions[-1]
         older = [each for each, number in numbers.items() if number <= (major, minor)]
         return older[-1] if older else self.versions[0]
 

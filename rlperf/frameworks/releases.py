@@ -13,7 +13,7 @@ RELEASES: dict[str, tuple[str, ...]] = {
     "nemo_rl": ("0.3", "0.4", "0.5", "0.6", "0.7"),
     "openrlhf": ("0.9", "0.10"),
     "slime": ("0.2", "0.3"),
-    "trl": ("0.27", "0.28", "1.0", "1.6", "1.7", "1.9"),
+    "trl": ("0.27", "0.28", "1.0", "1.6", "1.7", "1.9", "1.10", "1.11", "1.14", "1.15"),
 }
 """Partial releases of each framework, oldest first, before those of its own list."""
 
@@ -30,13 +30,20 @@ _NEMO_RL = (
     ("grpo.skip_reference_policy_logprobs_calculation", "", "0.6-", "", ""),
 )
 
-# TRL's own renames and defaults by release (trl/trainer/grpo_config.py at v0.29.0, v1.0.0, v1.8.0, v1.9.0, main)
+# TRL's own renames and defaults by release (trl/trainer/grpo_config.py at v0.29.0, v1.0.0, v1.8.0, v1.9.0 and of the
+# packages 1.9.2 to 1.16.0); its list is of July 2026, between 1.9 and 1.10, and with this has every key of 1.16.0
 _TRL = (
     ("max_prompt_length", "512", "-0.27", "", "int"),
     ("vllm_mode", '"server"', "-0.28", "", "str"),
     ("vllm_mode", '"colocate"', "1.0-", "", "str"),
     ("max_completion_length", "256", "-1.9", "", "int"),
-    ("max_completion_length", "512", "main-", "", "int"),
+    ("max_completion_length", "512", "1.10-", "", "int"),
+    ("use_bias_correction_kl", "false", "-1.9", "", "bool"),
+    ("use_bias_correction_kl", "true", "1.10-", "", "bool"),
+    ("router_aux_loss_coef", "0.001", "-1.11", "", "float"),
+    ("router_aux_loss_coef", "null", "1.14-", "", "float"),
+    ("pad_to_multiple_of", "null", "-1.15", "", "int"),
+    ("pad_to_multiple_of", '"auto"', "1.16-", "", ""),
     ("vllm_importance_sampling_cap", "null", "", "", "float"),
     ("vllm_importance_sampling_clip_max", "3.0", "1.6-", "", "float"),
     ("use_transformers_continuous_batching", "false", "1.7-", "", "bool"),

@@ -50,9 +50,11 @@ FIELDS: tuple[Field, ...] = (
     field("trainer.accumulation", "gradient_accumulation_steps", note="forwards per optimizer update"),
     field("trainer.generation_steps", "steps_per_generation", note="forwards per rollout"),
     field("trainer.activation_recompute", "gradient_checkpointing", CHECKPOINTING),
+    # its name in transformers 5.24, which goes before; older ones refuse it, and this one takes both
+    field("trainer.activation_recompute", "activation_checkpointing", CHECKPOINTING, read_only=True),
     field("trainer.lora_rank", "lora_r"),
     field("trainer.epochs", "num_iterations", note="times that a batch is trained on"),
-    field("trainer.chunked_loss", "use_liger_kernel", note="no full logits tensor"),
+    field("trainer.chunked_loss", "use_liger_kernel", note="no full logits tensor", until="1.14"),
     field("rollout.tensor_parallel", "vllm_tensor_parallel_size"),
     field("rollout.memory_fraction", "vllm_gpu_memory_utilization"),
     field("rollout.sleeps", "vllm_enable_sleep_mode", note="engine and trainer take turns"),
@@ -348,7 +350,7 @@ _ALSO_READ = frozenset(
     {
         "vllm_importance_sampling_correction",
         "generation_batch_size", "use_vllm", "vllm_mode", "beta", "loss_type", "model_name_or_path",
-        "use_peft", "num_iterations", "bf16", "dtype", "max_prompt_length",
+        "use_peft", "num_iterations", "bf16", "dtype", "max_prompt_length", "auto_find_batch_size",
     }
 )  # fmt: skip
 
@@ -361,6 +363,8 @@ class TrlFacts:
     both_generation_keys: bool
     serves: bool
     """An engine generates, not transformers."""
+    finds_batch_size: bool = False
+    """The update's batch is halved when memory runs out (transformers)."""
 
 
 def _world(source: Source) -> int:
@@ -395,7 +399,8 @@ def _read_batch(run: Run, flat: Flat, source: Source) -> Run:
         max_prompt_tokens=int(stated) if stated else context - response if context and context > response else 1024,
     )
     both = bool(flat.get("generation_batch_size")) and bool(steps)
-    return replace(run, batch=batch, facts=TrlFacts(generated, both, serves=bool(flat.get("use_vllm"))))
+    serves, finds = bool(flat.get("use_vllm")), bool(flat.get("auto_find_batch_size"))
+    return replace(run, batch=batch, facts=TrlFacts(generated, both, serves=serves, finds_batch_size=finds))
 
 
 _SERVED = ("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization")

@@ -7,11 +7,10 @@ trainer.data_parallel == 0``. The groups are objects whose attributes are number
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +24,10 @@ from rlperf.specs.keyless_settings import KeylessSettings, running
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
 from rlperf.specs.reader import Document, is_file, read_document
+from rlperf.specs.releases import in_release, versions_of
 from rlperf.specs.rule_expressions import MissingValueError, asked_in, evaluate, names_in
 from rlperf.units import NonNegativeInt, PositiveInt
 
-Told = TypeVar("Told")
 BoolArray = npt.NDArray[np.bool_]
 Stage = Literal["parse", "launch", "worker", "run", "never"]
 """When the framework itself notices: reading the file, before allocation, on the workers, while running, or never."""
@@ -100,28 +99,6 @@ class Rule(Frozen):
         except MissingValueError:
             return None
         return kept if asked is None else kept | ~asked
-
-
-def versions_of(span: str, versions: Sequence[str]) -> tuple[str, ...]:
-    """Versions of a span: ``all`` or nothing, one of ``versions`` (in order), or ``first-last`` with either end open.
-
-    Raises
-    ------
-    ValueError : the span names a version that is not listed
-
-    >>> versions_of("2.0-", ("1.0", "2.0", "main")), versions_of("1.0", ("1.0", "2.0")), versions_of("all", ("1.0",))
-    (('2.0', 'main'), ('1.0',), ('1.0',))
-    """
-    if span in ("", "all"):
-        return tuple(versions)
-    first, dash, last = span.partition("-")
-    last = last if dash else first
-    for named in (first, last):
-        if named and named not in versions:
-            raise ValueError(f"{named!r} is no listed version: {', '.join(versions)}")
-    low = versions.index(first) if first else 0
-    high = versions.index(last) if last else len(versions) - 1
-    return tuple(versions[low : high + 1])
 
 
 @cache
@@ -230,27 +207,6 @@ def under_way_of(framework: str, version: str) -> dict[str, UnderWay]:
     """
     told = {mode: in_release(spans, version) for mode, spans in facts_data(framework).get("under_way", {}).items()}
     return {mode: values[-1] for mode, values in told.items() if values}
-
-
-def in_release(spans: Mapping[str, Told], version: str) -> list[Told]:
-    """What facts say of the spans of versions that a release is in."""
-    found = []
-    for span, value in spans.items():
-        first, dash, last = ("", "-", "") if span == "all" else span.partition("-")
-        least, most = _release(first, NEWEST if first else 0), _release(last if dash else first, NEWEST)
-        if least <= _release(version, NEWEST) <= most:
-            found.append(value)
-    return found
-
-
-NEWEST = 1 << 30
-"""Stands for the release of what has no number: main, a commit."""
-
-
-def _release(text: str, otherwise: int) -> tuple[int, int]:
-    """Major and minor number of a release."""
-    found = re.match(r"v?(\d+)\.(\d+)", text.strip())
-    return (int(found.group(1)), int(found.group(2))) if found else (otherwise, otherwise)
 
 
 class CheckpointForm(Frozen):

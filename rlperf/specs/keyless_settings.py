@@ -17,6 +17,7 @@ class KeylessSettings(Frozen):
 
     role: Role
     settings: PoolSettings
+    versions: str = Field("", description="first-last, either end open; empty: all")
     modes: tuple[Mode, ...] = Field((), description="in which it does; empty: all")
     small_devices: bool | None = Field(
         None, description="on devices that its engine counts as small (`SmallDevices`), or on others; None: on all"

@@ -16,11 +16,12 @@ from pydantic import Field
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.calibration import Z95
 from rlperf.specs.calibration_files import calibration_names, find_calibration, read_calibration
-from rlperf.specs.framework import UnderWay, facts_data, in_release, trainer_facts, under_way_of
+from rlperf.specs.framework import UnderWay, facts_data, trainer_facts, under_way_of
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.overhead import Overhead, Provenance, Rate, ServedAdapters, TrainerOverheads
 from rlperf.specs.profiles import search_path
+from rlperf.specs.releases import in_release
 from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
 from rlperf.specs.trainer_pace import TrainerPace, load_trainer_paces
 from rlperf.units import BytesPerSecond, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds

@@ -20,7 +20,7 @@ from rlperf.frameworks.run import Ref, ref
 from rlperf.frameworks.scorer_keys import misled
 from rlperf.plan.answer.plan import Prediction
 from rlperf.sim.rl_step.engine import FEW_LONGEST
-from rlperf.specs.framework import versions_of
+from rlperf.specs.releases import versions_of
 from rlperf.units import human_bytes, human_seconds, with_probability
 
 Severity = Literal["error", "warning", "hint"]

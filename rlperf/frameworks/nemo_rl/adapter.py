@@ -52,9 +52,9 @@ from rlperf.frameworks.nemo_rl.settings import (
 )
 from rlperf.frameworks.run import BatchFacts, RolloutRun, Run, TrainerRun
 from rlperf.frameworks.writing import script, yaml_text
-from rlperf.specs.framework import versions_of
 from rlperf.specs.modes import mode_of_staleness
 from rlperf.specs.pool import Offload
+from rlperf.specs.releases import versions_of
 from rlperf.units import human_seconds
 
 _STREAMING_ENTRY = "SingleController"

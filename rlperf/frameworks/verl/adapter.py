@@ -417,8 +417,6 @@ class Verl:
                 **({**sglang_experts(run), **sglang_prefill(flat, _sglang)} if sglang else {}),
             ),
         )
-        if target.version != GROUPED:
-            run = replace(run, trainer=run.trainer.having(shared_prefix=None))
         if target.version == OLD_WORKERS and target.backend == "megatron":
             run = replace(run, trainer=run.trainer.having(router_replay=REPLAY.read(flat.get(OLD_REPLAY), run)))
         whole = _lending(run.completed())

@@ -95,7 +95,11 @@ def test_all_at_once_is_tried_with_every_engine_near_the_best(monkeypatch: pytes
         SimpleNamespace(
             value=value,
             configuration=SimpleNamespace(
-                mode=mode, variant=("bf16",), pool=lambda _, layout=layout: SimpleNamespace(layout=layout)
+                mode=mode,
+                variant=("bf16",),
+                pool=lambda _, layout=layout: SimpleNamespace(
+                    layout=layout, settings=SimpleNamespace(memory_fraction=0.9)
+                ),
             ),
         )
         for mode, layout, value in (
@@ -109,6 +113,29 @@ def test_all_at_once_is_tried_with_every_engine_near_the_best(monkeypatch: pytes
     )
     found = decisions._best_of_each_engine(None, judged)  # type: ignore[arg-type]
     assert [each.value for each in found] == [808.3, 808.6, 831.5, 990.0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("framework", "architecture", "cluster", "nodes", "batch", "response"),
+    [
+        ("rlinf", "Qwen3-14B", "dgx_a100", 3, (64, 8), 8192),  # 2.9 % slower
+        pytest.param("nemo_rl", "Qwen3-30B-A3B", "dgx_a100", 2, (128, 8), 4096, marks=pytest.mark.slow),  # 2.3 %
+        pytest.param("rlinf", "Qwen3-30B-A3B", "mi300x_node", 3, (256, 4), 8192, marks=pytest.mark.slow),  # 0.2 %
+    ],
+)
+def test_an_open_share_of_memory_is_no_worse_than_a_stated_one_where_groups_stream(
+    framework: str, architecture: str, cluster: str, nodes: int, batch: tuple[int, int], response: int
+) -> None:
+    """Who comes last is preempted by a small cache, so that the first groups end sooner, beside fewer."""
+    task = {**TASK, "prompts_per_step": batch[0], "group_size": batch[1], "mini_batch": 32, "max_prompt_tokens": 1024}
+    base = {
+        "architecture": architecture, "cluster": cluster, "nodes": nodes, "framework": framework, "modes": "streaming",
+        "engine": "sglang" if framework == "nemo_rl" else "vllm", "tasks": [{**task, "max_response_tokens": response}],
+        "objective": {"bold": True}, "limits": {"staleness": 1},
+    }  # fmt: skip
+    stated = {"pools": [{"role": "rollout", "settings": {"memory_fraction": 0.6}}]}
+    open_, pinned = (plan_job(Job.model_validate({**base, **pools})).objective for pools in ({}, stated))
+    assert open_ <= 1.001 * pinned
 
 
 def test_engines_that_no_finalist_has_are_judged_where_closed_forms_have_them_below(

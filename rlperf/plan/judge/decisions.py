@@ -17,7 +17,7 @@ import numpy as np
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart
-from rlperf.plan.judge.engine_cache import other_places, with_all_running, with_more_cache, with_parked_trainer
+from rlperf.plan.judge.engine_cache import tuned_engines, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.finalists import NEAR, finalists_of
 from rlperf.plan.question.context import Context, TaskContext
@@ -194,10 +194,8 @@ def _judged_task(
         judged[0] = _evaluations(judge, screenings[0].demands, more, facts, quiet, judged[0])
         best = _best(context, judged[0], TUNED)
         budgets = [c for one in best for c in next_budgets(judge, one)]
-        engines = _best_of_each_engine(context, judged[0])
-        running = [c for one in engines if (c := with_all_running(judge, one)) is not None]
-        running += [c for one in _best(context, judged[0], 1) for c in other_places(judge, one)]
-        judged[0] = _evaluations(judge, screenings[0].demands, [*budgets, *running], facts, quiet, judged[0])
+        engines = tuned_engines(judge, _best_of_each_engine(context, judged[0]), _best(context, judged[0], 1))
+        judged[0] = _evaluations(judge, screenings[0].demands, [*budgets, *engines], facts, quiet, judged[0])
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
         first = screenings[group].found
@@ -325,13 +323,14 @@ def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> 
 
 
 def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:
-    """The best with every layout of engines that is near the best of its mode and variant."""
+    """The best with every layout of engines and share of memory that is near the best of its mode and variant."""
     least: dict[tuple[object, ...], float] = {}
     kept: dict[tuple[object, ...], Evaluation] = {}
     for one, priced in _ranked(context, evaluations):
         alike = one.configuration.mode, *one.configuration.variant
         if priced <= NEAR * least.setdefault(alike, priced):
-            kept.setdefault((*alike, one.configuration.pool("rollout").layout), one)
+            engine = one.configuration.pool("rollout")
+            kept.setdefault((*alike, engine.layout, engine.settings.memory_fraction), one)
     return [*kept.values()]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rlperf.layout import Layout
@@ -15,8 +17,9 @@ from rlperf.specs.modes import MODES
 
 ANY = 1 << 30
 """Requests of an environment that sets no bound."""
-STATED_RUNNING, NEAR_BY = (64, 128, 256), 4
-"""Requests at once that people state, of a copy of the attention; how many times a plan's own they are at most."""
+RUNNING, NEAR_BY = (64, 96, 128, 192, 256), 4
+"""Requests at once that people state, of a copy of the attention, and those between; how many times a plan's own they
+are at most."""
 
 
 def cache_shortage(evaluation: Evaluation | Holding) -> str:
@@ -60,6 +63,15 @@ def with_parked_trainer(judge: Judge, evaluation: Evaluation) -> Configuration |
     return parked if hosts_hold(judge.context, Layout.of_values(trainer.layout), host).all() else None
 
 
+def tuned_engines(
+    judge: Judge, engines: Sequence[Evaluation], best: Sequence[Evaluation]
+) -> list[Configuration]:  # fmt: skip
+    """What is left to try of the best with each of the ``engines``, and of the ``best`` of all."""
+    running = [c for one in engines if (c := with_all_running(judge, one)) is not None]
+    places = [c for one in engines for c in other_places(judge, one)]
+    return [*running, *places, *(c for one in best for c in with_less_cache(judge, one))]
+
+
 def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | None:
     """The configuration with all requests of a replica running from the start, or None where that is no faster.
 
@@ -80,19 +92,34 @@ def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | No
 
 
 def other_places(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
-    """The configuration with the numbers of requests at once that people state, where groups stream and it preempts.
+    """The configuration with other numbers of requests at once, where groups stream.
 
-    Closed forms see nobody preempted: of numbers that events tell apart by a percent or two they take any, and a
-    stated one would be faster than what is planned where it is left open.
+    What the trainer waits for are the groups that end first, which end sooner beside fewer, or where the last to come
+    are preempted. Closed forms see nobody preempted, and tell numbers apart by a percent or two: a stated one would be
+    faster than what is planned where it is left open.
     """
     configuration, stated = evaluation.configuration, judge.context.job.pool("rollout").settings
-    if stated.max_running or not MODES[configuration.mode].streams or not _short(evaluation):
+    if stated.max_running or not MODES[configuration.mode].streams:
         return []
     engine, share = configuration.pool("rollout"), _share(evaluation)
     now = min(engine.settings.max_running or share, share)
-    every = (each * engine.layout.attention_data_parallel for each in STATED_RUNNING)
+    every = (each * engine.layout.attention_data_parallel for each in RUNNING)
     near = [each for each in every if each != now and now <= NEAR_BY * each <= NEAR_BY**2 * now and each <= share]
-    return [configuration.with_rollout(max_running=each) for each in near]
+    return _able(judge, evaluation, [configuration.with_rollout(max_running=each) for each in near])
+
+
+def with_less_cache(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
+    """The configuration with smaller shares of memory for its engines, where groups stream: as in `other_places`."""
+    configuration = evaluation.configuration
+    now = configuration.pool("rollout").settings.memory_fraction or 0.0
+    streams = MODES[configuration.mode].streams
+    smaller = [each for each in memory_fractions(judge.context) if each < now] if streams else []
+    return _able(judge, evaluation, [configuration.with_rollout(memory_fraction=each) for each in smaller])
+
+
+def _able(judge: Judge, evaluation: Evaluation, tried: Sequence[Configuration]) -> list[Configuration]:
+    """Those whose engines can run a single longest request."""
+    return [each for each in tried if not cache_shortage(judge.holds(evaluation.demand, each))]
 
 
 def _share(evaluation: Evaluation) -> int:

@@ -12,11 +12,13 @@ import pytest
 from rlperf.api import ask
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.errors import SpecError
+from rlperf.explaining import explain
 from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
 from rlperf.layout import Layout
 from rlperf.plan.answer.gains import gains
 from rlperf.plan.answer.prediction import memory_uses
+from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.planner import plan_job
@@ -216,6 +218,15 @@ def test_a_trainer_that_never_waits_lends_nothing() -> None:
     assert (lent.seconds.rollout_s == lent.rollout.makespan_s).all()
     assert lent.rl_step_s == pytest.approx(alone.rl_step_s, rel=1e-9)
     assert "in 0 of 4 rl_steps" in gains(context, context.tasks[0], lent)[0]
+
+
+def test_a_plan_that_borrows_is_held_against_others_and_explained_as_it_is_planned() -> None:
+    """`compare` and what-ifs refused what `plan` had found; `explain` told a rollout that nothing joins."""
+    plan = plan_job(ask(job_of([True]), to_plan=True).context)
+    job = job_of_plan(plan)
+    assert ask(job).context.tasks[0].batches[0] == ask(plan.job).context.tasks[0].batches[0]
+    told = explain(plan).causes.rl_step_s
+    assert told == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-3)
 
 
 def test_engines_stand_beside_the_trainers_states() -> None:

@@ -55,6 +55,7 @@ class PredictedSteps:
         in which the batch is trained [1]
     devices : GPUs in all
     degrees : of the trainer's layout those above 1 whose devices wait for each other within a layer or a batch
+    joined_s : rollouts that engines on the trainer's devices join on the way [s] ``[rl_steps]``; None: none do
     """
 
     trajectories: tuple[Trajectories, ...]
@@ -76,6 +77,7 @@ class PredictedSteps:
     options: EngineOptions = PLAIN
     apart: Apart | None = None
     degrees: tuple[str, ...] = ()
+    joined_s: FloatArray | None = None
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> PredictedSteps:
@@ -111,6 +113,7 @@ class PredictedSteps:
             options=evaluation.replicas.options,
             apart=evaluation.replicas.apart,
             degrees=tuple(name for name in _WAITING if getattr(layout, name) > 1),
+            joined_s=seconds.rollout_s if evaluation.replicas.lent else None,
         )  # fmt: skip
 
     @property
@@ -126,7 +129,7 @@ class PredictedSteps:
     @property
     def whole(self) -> bool:
         """Whether a rollout is a vertex or two, with nothing in it that could be told apart or simulated again."""
-        return self.flows or self.traits.streams
+        return self.flows or self.traits.streams or self.joined_s is not None
 
     def graph(self) -> g.PerformanceGraph:
         """The performance graph. Asynchronous rollouts are one vertex per rl_step, at their steady rate; streamed ones
@@ -160,8 +163,8 @@ class PredictedSteps:
         return build.freeze(None if self.whole else joined)
 
     def _rollout(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
-        if self.flows:
-            end = now + self.steady_s
+        if self.flows or self.joined_s is not None:
+            end = now + (self.steady_s if self.joined_s is None else float(self.joined_s[k]))
             return build.add(g.ROLLOUT, now, end, after=after, at=g.Place(rl_step=k)), end
         if not self.traits.runs_ahead:
             after = build.add(g.CONTROLLER, now, now + self.fixed_s[k], after=after, at=g.Place(rl_step=k))

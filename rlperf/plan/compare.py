@@ -156,7 +156,8 @@ def side_of(
 def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
     """The job of one phase of a plan (default: the first) with everything pinned that the plan decided."""
     chosen = phase or plan.phases[0]
-    pinned = {name: (value,) for name, value in chosen.settings.model_dump().items() if name != "max_prompt_tokens"}
+    settings = chosen.settings.model_dump(exclude={"max_prompt_tokens"})
+    pinned = {name: None if value is None else (value,) for name, value in settings.items()}
     tasks = tuple(task for task in plan.job.tasks if task.name in chosen.tasks)
     if len(tasks) == 1:  # a mixed batch leaves nothing open
         tasks = (tasks[0].model_copy(update=pinned),)

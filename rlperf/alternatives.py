@@ -14,7 +14,7 @@ from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.compare import Side, compare_weighted, job_of_plan, side_of
-from rlperf.plan.judge.decisions import judged_objective
+from rlperf.plan.judge.value import judged_objective
 from rlperf.plan.planner import plan_job
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES

@@ -13,10 +13,10 @@ import pytest
 
 from rlperf import audit_config, export_plan, plan_job
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.plan.answer.evicted import evicted_share, fewer_at_once, preemptions, refills
 from rlperf.plan.answer.explain import EVICTED, binding
-from rlperf.plan.answer.gains import environments
+from rlperf.plan.answer.gains import environments, fewer_at_once
 from rlperf.plan.answer.prediction import advice
+from rlperf.plan.judge.at_once import evicted_share, preemptions, refills
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import flow_in, steady_state
 from rlperf.plan.question.context import Context, resolve

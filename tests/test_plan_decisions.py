@@ -15,7 +15,7 @@ from rlperf import processes
 from rlperf.api import ask, plan_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.judge import decisions
+from rlperf.plan.judge import decisions, tuning
 from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.judge.finalists import finalists_of
@@ -359,9 +359,9 @@ class Named(NamedTuple):
 def test_a_configuration_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two finalists that preempt become one with a larger cache: it is not a plan's own runner-up."""
     roomy: Any = Named("roomy", 8192)
-    monkeypatch.setattr(decisions, "with_more_cache", lambda judge, one: None if one.configuration is roomy else roomy)
-    monkeypatch.setattr(decisions, "with_parked_trainer", lambda judge, evaluation: None)
-    judged: Any = decisions._evaluations
+    monkeypatch.setattr(tuning, "with_more_cache", lambda judge, one: None if one.configuration is roomy else roomy)
+    monkeypatch.setattr(tuning, "with_parked_trainer", lambda judge, evaluation: None)
+    judged: Any = tuning.evaluations
     judge: Any = SimpleNamespace(
         context=SimpleNamespace(job=SimpleNamespace(limits=SimpleNamespace(truncated_fraction=None))),
         evaluate=lambda demand, configuration: SimpleNamespace(configuration=configuration),
@@ -376,9 +376,9 @@ def test_a_configuration_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_maximum_that_cuts_too_much_is_not_judged_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths grow: what an earlier group of rl_steps may still cut at, a later one may not."""
-    monkeypatch.setattr(decisions, "with_more_cache", lambda judge, evaluation: None)
-    monkeypatch.setattr(decisions, "with_parked_trainer", lambda judge, evaluation: None)
-    judged: Any = decisions._evaluations
+    monkeypatch.setattr(tuning, "with_more_cache", lambda judge, evaluation: None)
+    monkeypatch.setattr(tuning, "with_parked_trainer", lambda judge, evaluation: None)
+    judged: Any = tuning.evaluations
     limits = SimpleNamespace(truncated_fraction=0.05)
     judge: Any = SimpleNamespace(
         context=SimpleNamespace(job=SimpleNamespace(limits=limits)),

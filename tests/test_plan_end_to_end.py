@@ -15,9 +15,10 @@ from rlperf.errors import InfeasibleError, SpecError
 from rlperf.layout import Layout
 from rlperf.plan.answer.plan import GroupTime, Plan
 from rlperf.plan.answer.prediction import assumptions
-from rlperf.plan.judge.decisions import judged_objective, rl_step_groups
+from rlperf.plan.judge.decisions import rl_step_groups
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.judge.stage_means import contenders
+from rlperf.plan.judge.value import judged_objective
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.demand import batches
 from rlperf.plan.question.words import layout_words

@@ -10,7 +10,7 @@ import pytest
 
 from rlperf.api import plan_job
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.judge import decisions
+from rlperf.plan.judge import decisions, tuning, value
 from rlperf.plan.judge.engine_cache import with_all_running
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.question.context import Context
@@ -77,20 +77,20 @@ def test_an_open_max_running_is_no_worse_than_all_at_once() -> None:
 
 def test_the_best_of_every_mode_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """8B on 8 H100: colocated, whose `max_running` events raise, lost to async where both were open."""
-    monkeypatch.setattr(decisions, "judged_objective", lambda _, e: e.value)
-    monkeypatch.setattr(decisions, "_price", lambda *_: 0.0)
+    monkeypatch.setattr(value, "judged_objective", lambda _, e: e.value)
+    monkeypatch.setattr(value, "_price", lambda *_: 0.0)
     judged = tuple(
         SimpleNamespace(value=value, configuration=SimpleNamespace(mode=mode, variant=("bf16",)))
         for mode, value in (("async", 1.0), ("async", 2.0), ("async", 3.0), ("colocated", 5.0), ("colocated", 4.0))
     )
-    best = decisions._best(None, judged, 2)  # type: ignore[arg-type]
+    best = tuning._best(None, judged, 2)  # type: ignore[arg-type]
     assert [each.value for each in best] == [1.0, 2.0, 4.0, 5.0]  # type: ignore[attr-defined]
 
 
 def test_all_at_once_is_tried_with_every_engine_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """30B-A3B on 8 H200: TP 1 with all at once beat two TP 2 that judged better, and was not tried."""
-    monkeypatch.setattr(decisions, "judged_objective", lambda _, e: e.value)
-    monkeypatch.setattr(decisions, "_price", lambda *_: 0.0)
+    monkeypatch.setattr(value, "judged_objective", lambda _, e: e.value)
+    monkeypatch.setattr(value, "_price", lambda *_: 0.0)
     judged = tuple(
         SimpleNamespace(
             value=value,
@@ -111,7 +111,7 @@ def test_all_at_once_is_tried_with_every_engine_near_the_best(monkeypatch: pytes
             ("colocated", "TP 8", 990.0),
         )
     )
-    found = decisions._best_of_each_engine(None, judged)  # type: ignore[arg-type]
+    found = tuning._best_of_each_engine(None, judged)  # type: ignore[arg-type]
     assert [each.value for each in found] == [808.3, 808.6, 831.5, 990.0]  # type: ignore[attr-defined]
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlperf.api import ask, load_job
-from rlperf.plan.judge.decisions import judged_objective
 from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.judge.value import judged_objective
 from rlperf.plan.planner import plan_job
 from rlperf.plan.search.screen import screen
 

@@ -17,8 +17,8 @@ import polars as pl
 from rlperf.api import facts_of
 from rlperf.plan.answer.prediction import memory_uses
 from rlperf.plan.judge.budgets import scored_apart
-from rlperf.plan.judge.decisions import judged_objective
 from rlperf.plan.judge.evaluate import Judge
+from rlperf.plan.judge.value import judged_objective
 from rlperf.plan.planner import plan_job
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.configuration import Configuration

@@ -10,10 +10,11 @@ import numpy as np
 from rlperf.layout import FloatArray
 from rlperf.plan.answer.plan import DefaultsComparison
 from rlperf.plan.answer.prediction import memory_uses
-from rlperf.plan.judge.decisions import Decision, judged_objective
+from rlperf.plan.judge.decisions import Decision
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import calibration_ids, stage_means, stage_sigma_array
+from rlperf.plan.judge.value import judged_objective
 from rlperf.plan.question.context import Context, counting, with_stated
 from rlperf.plan.question.pool import ScorerPlan
 from rlperf.plan.question.words import layout_words

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.plan.answer.evicted import fewer_at_once, refills, under_way
+from rlperf.plan.judge.at_once import most_at_once, refills, under_way, with_fewer_at_once
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
@@ -142,6 +142,23 @@ def _of_jobs(context: Context, task: TaskContext, evaluation: Evaluation) -> tup
 
 ENOUGH = 1.02
 """A rollout this much longer than with any number of environments waits for none."""
+
+
+FEWER = 0.98
+"""Fewer trajectories at once are told where an rl_step takes no more than this of its time."""
+
+
+def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """How many trajectories at once serve best, where contexts are evicted while their tools run."""
+    fewer = with_fewer_at_once(Judge(context, task), evaluation)
+    best = min(fewer, key=lambda each: each.rl_step_s, default=evaluation)
+    if best.rl_step_s > FEWER * evaluation.rl_step_s:
+        return ()
+    at, most = best.demand.batch.max_trajectories or 0, most_at_once(evaluation)
+    words = f"{at:,} trajectories at once (max_trajectories) instead of {most:,}: rl_step "
+    instead = f"instead of {human_seconds(evaluation.rl_step_s)}"
+    why = "since fewer contexts are evicted while their tools run"
+    return (f"{words}{human_seconds(best.rl_step_s)} {instead}, {why}",)
 
 
 def environments(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer.knobs import first_knob
 from rlperf.cost.trainer.memory import DEVICE_PARTS
 from rlperf.cost.trainer.update import experts_timed
-from rlperf.plan.answer.evicted import WORTH_A_WORD, evicted_share, lost_share, preemptions
 from rlperf.plan.answer.gains import gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
+from rlperf.plan.judge.at_once import WORTH_A_WORD, evicted_share, lost_share, preemptions
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Holding
 from rlperf.plan.judge.timeline import step_view

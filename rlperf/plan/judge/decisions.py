@@ -7,7 +7,7 @@ demand and are judged once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -16,36 +16,26 @@ import numpy as np
 
 from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
-from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart
-from rlperf.plan.judge.engine_cache import tuned_engines, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.finalists import NEAR, finalists_of
+from rlperf.plan.judge.finalists import finalists_of
+from rlperf.plan.judge.tuning import evaluations, tuned
+from rlperf.plan.judge.value import valued
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.question.objective import objective_of
-from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price
 from rlperf.plan.search.common import Screening, common_layouts
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.relax import fewer_nodes, relaxations
 from rlperf.plan.search.rules import batch_names, uneven_parts
 from rlperf.plan.search.screen import Screened, screen
-from rlperf.plan.search.split_columns import truncates
 from rlperf.plan.search.splits import splits, usage_of
 from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import NODE_COUNTED, FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES
-from rlperf.specs.pool import Role
 from rlperf.told import Tell, quiet, within
 
 JUDGED = 16
 """Finalists that the event simulator re-judges, per task; shared out over its groups of rl_steps."""
-UNHEARD = 4
-"""Engines that are judged one by one, as closed forms have them below all that was judged."""
-BESIDE = 8
-"""Candidates that are judged after the finalists, with the engines or the trainer that judged best."""
-TUNED = 2
-"""Candidates that judge best, of which other token budgets are judged last."""
 
 HALF = 0.5
 """Of a piece of work that is worth another process (`over_cores`): a task is screened, then judged."""
@@ -182,35 +172,26 @@ def _judged_task(
     own = (c for one in screenings for c in finalists_of(context, one.found, share))
     finalists = list(dict.fromkeys([*own, *shared]))
     judged = [
-        _evaluations(judge, one.demands, finalists, facts, within(tell, each * number, each))
+        evaluations(judge, one.demands, finalists, facts, within(tell, each * number, each))
         for number, one in enumerate(screenings)
     ]
     if len(screenings) == 1 and context.job.sharing != "devices":
-        for _ in range(UNHEARD):
-            if (rival := _unheard(context, screenings[0].found, judged[0])) is None:
-                break
-            judged[0] = _evaluations(judge, screenings[0].demands, [rival], facts, quiet, judged[0])
-        more = _beside_the_judged(context, screenings[0].found, judged[0])
-        judged[0] = _evaluations(judge, screenings[0].demands, more, facts, quiet, judged[0])
-        best = _best(context, judged[0], TUNED)
-        budgets = [c for one in best for c in next_budgets(judge, one)]
-        engines = tuned_engines(judge, _best_of_each_engine(context, judged[0]), _best(context, judged[0], 1))
-        judged[0] = _evaluations(judge, screenings[0].demands, [*budgets, *engines], facts, quiet, judged[0])
+        judged[0] = tuned(judge, screenings[0].demands, screenings[0].found, facts, judged[0])
     found = []
     for index, (rl_steps, group) in enumerate(zip(screened.groups, screened.which, strict=True)):
         first = screenings[group].found
-        evaluations = _within_limits(context, first, judged[group])
-        value, objective = _valued(context, evaluations)
+        kept = _within_limits(context, first, judged[group])
+        value, objective = valued(context, kept)
         found.append(
             Decision(
                 name=f"{start + index}",
                 task=screened.task,
                 rl_steps=rl_steps,
                 screened=first,
-                evaluations=evaluations,
+                evaluations=kept,
                 value=value,
                 objective=objective,
-                first=[e.configuration for e in evaluations].index(first.configurations[0]),
+                first=[e.configuration for e in kept].index(first.configurations[0]),
                 previous=start + index - 1 if index else None,
                 weight=rl_steps[1] - rl_steps[0] + 1.0,
             )
@@ -220,23 +201,17 @@ def _judged_task(
 
 def with_more(context: Context, decision: Decision, more: Sequence[Evaluation]) -> Decision:
     """The decision with more judged columns behind its own."""
-    evaluations = (*decision.evaluations, *more)
-    value, objective = _valued(context, evaluations)
-    return replace(decision, evaluations=evaluations, value=value, objective=objective)
-
-
-def _valued(context: Context, evaluations: Sequence[Evaluation]) -> tuple[FloatArray, FloatArray]:
-    """Objective of judged candidates, and the same with the price of leaving the beaten path."""
-    value = np.array([judged_objective(context, each) for each in evaluations])
-    return value, value + _price(context, evaluations, value)
+    judged = (*decision.evaluations, *more)
+    value, objective = valued(context, judged)
+    return replace(decision, evaluations=judged, value=value, objective=objective)
 
 
 def _within_limits(
-    context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
+    context: Context, screened: Screened, judged: tuple[Evaluation, ...]
 ) -> tuple[Evaluation, ...]:  # fmt: skip
     """Without other groups' finalists whose rl_step takes longer or costs more here than the job allows."""
     own = set(screened.configurations)
-    return tuple(one for one in evaluations if one.configuration in own or keeps_limits(context, one))
+    return tuple(one for one in judged if one.configuration in own or keeps_limits(context, one))
 
 
 def keeps_limits(context: Context, one: Evaluation) -> bool:
@@ -245,22 +220,6 @@ def keeps_limits(context: Context, one: Evaluation) -> bool:
     usd = one.rl_step_s * (usage_of(context, one.configuration).usd_per_s or 0.0)
     in_time = limits.step is None or one.rl_step_s <= limits.step
     return in_time and (limits.usd_per_step is None or usd <= limits.usd_per_step)
-
-
-def _price(context: Context, evaluations: Sequence[Evaluation], value: FloatArray) -> FloatArray:
-    """What leaving the beaten path adds to the objective of judged candidates."""
-
-    def pool(index: int, seconds: list[float], sigma: list[float], own: float) -> OffPath:
-        off = np.array([each.configuration.departures[index] for each in evaluations])
-        doubled = np.array([each.configuration.doublings[index] for each in evaluations])
-        return OffPath(np.array(seconds), np.array(sigma), own, off, doubled)
-
-    rollout = [float(each.rollout.makespan_s.mean()) for each in evaluations]
-    trainer = [float(each.trainer.busy_s.mean()) for each in evaluations]
-    engines = pool(0, rollout, [each.sigmas.rollout_s for each in evaluations], ROLLOUT_OWN)
-    own = pool(1, trainer, [each.sigmas.training_s for each in evaluations], TRAINER_OWN)
-    seconds = np.array([each.rl_step_s for each in evaluations])
-    return price(value, seconds, (engines, own), bold=context.job.objective.bold)
 
 
 def _screened(
@@ -276,94 +235,6 @@ def _screened(
     if not found.configurations:
         raise infeasible(context, task, facts, demands, found)
     return found
-
-
-def _evaluations(
-    judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None,
-    tell: Tell, before: tuple[Evaluation, ...] = (),
-) -> tuple[Evaluation, ...]:  # fmt: skip
-    """The finalists judged on one group of rl_steps, but for other groups' whose maximum length cuts too much here.
-
-    Behind them larger caches where engines compute again what they evicted; uneven pipeline stages and scoring budgets
-    of their own, where a framework states them. What these make of two finalists may be one configuration, or one
-    judged ``before``: each stands there once, so that no plan is its own runner-up.
-    """
-    of_batch = {demand.batch: demand for demand in demands if not truncates(judge.context, demand)}
-    found = {evaluation.configuration: evaluation for evaluation in before}
-
-    def judged(configurations: Iterable[Configuration | None]) -> None:
-        for one in configurations:
-            if one is not None and one not in found:
-                found[one] = judge.evaluate(of_batch[one.batch], one)
-
-    for number, configuration in enumerate(c for c in finalists if c.batch in of_batch):
-        tell(number / len(finalists), "judging")
-        judged([configuration])
-    judged(with_parked_trainer(judge, evaluation) for evaluation in [*found.values()][len(before) :])
-    judged(with_more_cache(judge, evaluation) for evaluation in [*found.values()][len(before) :])
-    if facts is not None and facts.states_stages:
-        judged(judge.staged(evaluation) for evaluation in [*found.values()][len(before) :])
-    if facts is not None and facts.states_scoring:
-        judged(scored_apart(judge, evaluation) for evaluation in [*found.values()][len(before) :])
-    return tuple(found.values())
-
-
-def _ranked(context: Context, evaluations: tuple[Evaluation, ...]) -> list[tuple[Evaluation, float]]:
-    """Evaluations with their objective, the price of leaving the beaten path in it; the best first."""
-    _, priced = _valued(context, evaluations)
-    return [(evaluations[index], float(priced[index])) for index in np.argsort(priced, kind="stable")]
-
-
-def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> list[Evaluation]:
-    """The ``count`` that judge best of every mode and variant, beaten path and all: as if what is open were stated."""
-    kept: dict[tuple[object, ...], list[Evaluation]] = {}
-    for one, _ in _ranked(context, evaluations):
-        kept.setdefault((one.configuration.mode, *one.configuration.variant), []).append(one)
-    return [one for own in kept.values() for one in own[:count]]
-
-
-def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:
-    """The best with every layout of engines and share of memory that is near the best of its mode and variant."""
-    least: dict[tuple[object, ...], float] = {}
-    kept: dict[tuple[object, ...], Evaluation] = {}
-    for one, priced in _ranked(context, evaluations):
-        alike = one.configuration.mode, *one.configuration.variant
-        if priced <= NEAR * least.setdefault(alike, priced):
-            engine = one.configuration.pool("rollout")
-            kept.setdefault((*alike, engine.layout, engine.settings.memory_fraction), one)
-    return [*kept.values()]
-
-
-def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]) -> Configuration | None:
-    """The best candidate of engines that nobody has judged, where it may beat all that was; None where none may.
-
-    Closed forms see nobody preempted and are near the least that events take. Where these find more, of engines whose
-    cache runs over, all finalists may have such engines, and others that closed forms rank far behind are faster.
-    """
-
-    def engines(configuration: Configuration) -> tuple[object, ...]:
-        return configuration.mode, configuration.batch, configuration.pool("rollout").layout
-
-    heard = {engines(each.configuration) for each in evaluations}
-    least = (1.0 - WORTH) * _ranked(context, evaluations)[0][1]
-    ranked = zip(screened.configurations, screened.priced, strict=True)
-    return next((one for one, priced in ranked if priced < least and engines(one) not in heard), None)
-
-
-def _beside_the_judged(
-    context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
-) -> list[Configuration]:
-    """Near candidates with the engines or the trainer that judged best, where closed forms had others first.
-
-    Of engines that closed forms hold level the first is judged with other trainers; events may prefer another.
-    """
-    best = _best(context, evaluations, 1)[0].configuration
-    seen = {e.configuration for e in evaluations}
-    near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
-            if priced <= NEAR * screened.priced[0] and (c.mode, c.batch) == (best.mode, best.batch)]  # fmt: skip
-    roles: tuple[Role, ...] = ("rollout", "trainer")
-    beside = (c for role in roles for c in near if c.pool(role).layout == best.pool(role).layout and c not in seen)
-    return list(dict.fromkeys(beside))[:BESIDE]
 
 
 def _demands(
@@ -385,15 +256,6 @@ def _demands(
             found.append(made)
         which.append(number[lengths])
     return found, which
-
-
-def judged_objective(context: Context, evaluation: Evaluation) -> float:
-    """Objective of one rl_step by the judge: its mean, moved towards the 95th percentile by the job's risk."""
-    seconds, risk = evaluation.rl_step_s, context.job.objective.risk
-    if risk:
-        seconds += risk * (evaluation.high_s - seconds)
-    usage = usage_of(context, evaluation.configuration)
-    return float(objective_of(context, evaluation.demand, usage, np.array([seconds]))[0])
 
 
 def infeasible(

@@ -1,4 +1,4 @@
-"""What engines lose where they compute again what was evicted, and how many agents at once would spare them that."""
+"""What engines lose where they compute again what was evicted, and agents fewer of whom at once spare them that."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from dataclasses import replace
 
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, flow_in
-from rlperf.plan.question.context import Context, TaskContext
 from rlperf.sim.rl_step.flow import Flow
 from rlperf.sim.rl_step.refilled import refilled
 from rlperf.specs.modes import Form
-from rlperf.units import human_seconds
 
 WORTH_A_WORD = 0.01
 """Share of a rollout from which computing again what was evicted is advised against [1]."""
-FEWER, TOO_FEW = 0.98, 1.2
-"""Fewer trajectories at once are told where an rl_step takes no more than this of its time; none are tried below a
-number with which it takes this much longer."""
+TOO_FEW = 1.2
+"""No fewer trajectories at once are tried than a number with which an rl_step takes this much longer."""
 
 
 def refills(evaluation: Evaluation) -> bool:
@@ -58,28 +55,28 @@ def under_way(evaluation: Evaluation, flow: Flow | None = None) -> int:
     return round(writers * replace(flow, at_once=None).under_way(batches, writers))
 
 
-def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
-    """How many trajectories at once serve best, where contexts are evicted while their tools run: halves are judged.
+def with_fewer_at_once(judge: Judge, evaluation: Evaluation) -> list[Evaluation]:
+    """The same with fewer trajectories at once, where contexts are evicted while their tools run: halves are judged.
 
     In the steady state closed forms tell which number serves fastest, and it alone is judged.
     """
     if evicted_share(evaluation) < WORTH_A_WORD or not _are_agents(evaluation):
-        return ()
-    judge, flow, demand = Judge(context, task), flow_in(evaluation), evaluation.demand
-    steady, writers = refills(evaluation), evaluation.replicas.writers
-    most = min(under_way(evaluation, flow), flow.at_once or sys.maxsize)
-    found = [(evaluation.rl_step_s, most)]
-    for at in _fastest(evaluation, flow, most) if steady else _halves(most, writers):
-        fewer = replace(demand, batch=replace(demand.batch, max_trajectories=at))
-        found.append((judge.evaluate(fewer, evaluation.configuration).rl_step_s, at))
-        if found[-1][0] > TOO_FEW * evaluation.rl_step_s:
+        return []
+    flow, demand, writers = flow_in(evaluation), evaluation.demand, evaluation.replicas.writers
+    most = most_at_once(evaluation, flow)
+    found: list[Evaluation] = []
+    for at in _fastest(evaluation, flow, most) if refills(evaluation) else _halves(most, writers):
+        batch = replace(demand.batch, max_trajectories=at)
+        found.append(judge.evaluate(replace(demand, batch=batch), replace(evaluation.configuration, batch=batch)))
+        if found[-1].rl_step_s > TOO_FEW * evaluation.rl_step_s:
             break
-    best, enough = min(found)
-    if best > FEWER * evaluation.rl_step_s:
-        return ()
-    words = f"{enough:,} trajectories at once (max_trajectories) instead of {most:,}: rl_step {human_seconds(best)}"
-    instead = f"instead of {human_seconds(evaluation.rl_step_s)}"
-    return (f"{words} {instead}, since fewer contexts are evicted while their tools run",)
+    return found
+
+
+def most_at_once(evaluation: Evaluation, flow: Flow | None = None) -> int:
+    """Trajectories of all replicas that are under way at most."""
+    flow = flow or flow_in(evaluation)
+    return min(under_way(evaluation, flow), flow.at_once or sys.maxsize)
 
 
 def _are_agents(evaluation: Evaluation) -> bool:

@@ -1,0 +1,132 @@
+"""Finalists judged, and then what is left to try beside those that judge best: other engines, budgets and places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart
+from rlperf.plan.judge.engine_cache import tuned_engines, with_more_cache, with_parked_trainer
+from rlperf.plan.judge.evaluate import Evaluation, Judge
+from rlperf.plan.judge.finalists import NEAR
+from rlperf.plan.judge.value import valued
+from rlperf.plan.question.context import Context
+from rlperf.plan.search.configuration import Configuration
+from rlperf.plan.search.screen import Screened
+from rlperf.plan.search.split_columns import truncates
+from rlperf.sim.rl_step.demand import Demand
+from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.pool import Role
+from rlperf.told import Tell, quiet
+
+UNHEARD = 4
+"""Engines that are judged one by one, as closed forms have them below all that was judged."""
+BESIDE = 8
+"""Candidates that are judged after the finalists, with the engines or the trainer that judged best."""
+TUNED = 2
+"""Candidates that judge best, of which other token budgets are judged last."""
+
+
+def tuned(
+    judge: Judge, demands: tuple[Demand, ...], screened: Screened, facts: FrameworkFacts | None,
+    judged: tuple[Evaluation, ...],
+) -> tuple[Evaluation, ...]:  # fmt: skip
+    """The judged finalists, and behind them what beside the best of them may be better."""
+    context = judge.context
+    for _ in range(UNHEARD):
+        if (rival := _unheard(context, screened, judged)) is None:
+            break
+        judged = evaluations(judge, demands, [rival], facts, quiet, judged)
+    judged = evaluations(judge, demands, _beside_the_judged(context, screened, judged), facts, quiet, judged)
+    budgets = [c for one in _best(context, judged, TUNED) for c in next_budgets(judge, one)]
+    engines = tuned_engines(judge, _best_of_each_engine(context, judged), _best(context, judged, 1))
+    return evaluations(judge, demands, [*budgets, *engines], facts, quiet, judged)
+
+
+def evaluations(
+    judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None,
+    tell: Tell, before: tuple[Evaluation, ...] = (),
+) -> tuple[Evaluation, ...]:  # fmt: skip
+    """The finalists judged on one group of rl_steps, but for other groups' whose maximum length cuts too much here.
+
+    Behind them larger caches where engines compute again what they evicted; uneven pipeline stages and scoring budgets
+    of their own, where a framework states them. What these make of two finalists may be one configuration, or one
+    judged ``before``: each stands there once, so that no plan is its own runner-up.
+    """
+    of_batch = {demand.batch: demand for demand in demands if not truncates(judge.context, demand)}
+    found = {evaluation.configuration: evaluation for evaluation in before}
+
+    def judged(configurations: Iterable[Configuration | None]) -> None:
+        for one in configurations:
+            if one is not None and one not in found:
+                found[one] = judge.evaluate(of_batch[one.batch], one)
+
+    for number, configuration in enumerate(c for c in finalists if c.batch in of_batch):
+        tell(number / len(finalists), "judging")
+        judged([configuration])
+    judged(with_parked_trainer(judge, evaluation) for evaluation in [*found.values()][len(before) :])
+    judged(with_more_cache(judge, evaluation) for evaluation in [*found.values()][len(before) :])
+    if facts is not None and facts.states_stages:
+        judged(judge.staged(evaluation) for evaluation in [*found.values()][len(before) :])
+    if facts is not None and facts.states_scoring:
+        judged(scored_apart(judge, evaluation) for evaluation in [*found.values()][len(before) :])
+    return tuple(found.values())
+
+
+def _ranked(context: Context, evaluations: tuple[Evaluation, ...]) -> list[tuple[Evaluation, float]]:
+    """Evaluations with their objective, the price of leaving the beaten path in it; the best first."""
+    _, priced = valued(context, evaluations)
+    return [(evaluations[index], float(priced[index])) for index in np.argsort(priced, kind="stable")]
+
+
+def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> list[Evaluation]:
+    """The ``count`` that judge best of every mode and variant, beaten path and all: as if what is open were stated."""
+    kept: dict[tuple[object, ...], list[Evaluation]] = {}
+    for one, _ in _ranked(context, evaluations):
+        kept.setdefault((one.configuration.mode, *one.configuration.variant), []).append(one)
+    return [one for own in kept.values() for one in own[:count]]
+
+
+def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:
+    """The best with every layout of engines and share of memory that is near the best of its mode and variant."""
+    least: dict[tuple[object, ...], float] = {}
+    kept: dict[tuple[object, ...], Evaluation] = {}
+    for one, priced in _ranked(context, evaluations):
+        alike = one.configuration.mode, *one.configuration.variant
+        if priced <= NEAR * least.setdefault(alike, priced):
+            engine = one.configuration.pool("rollout")
+            kept.setdefault((*alike, engine.layout, engine.settings.memory_fraction), one)
+    return [*kept.values()]
+
+
+def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]) -> Configuration | None:
+    """The best candidate of engines that nobody has judged, where it may beat all that was; None where none may.
+
+    Closed forms see nobody preempted and are near the least that events take. Where these find more, of engines whose
+    cache runs over, all finalists may have such engines, and others that closed forms rank far behind are faster.
+    """
+
+    def engines(configuration: Configuration) -> tuple[object, ...]:
+        return configuration.mode, configuration.batch, configuration.pool("rollout").layout
+
+    heard = {engines(each.configuration) for each in evaluations}
+    least = (1.0 - WORTH) * _ranked(context, evaluations)[0][1]
+    ranked = zip(screened.configurations, screened.priced, strict=True)
+    return next((one for one, priced in ranked if priced < least and engines(one) not in heard), None)
+
+
+def _beside_the_judged(
+    context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
+) -> list[Configuration]:
+    """Near candidates with the engines or the trainer that judged best, where closed forms had others first.
+
+    Of engines that closed forms hold level the first is judged with other trainers; events may prefer another.
+    """
+    best = _best(context, evaluations, 1)[0].configuration
+    seen = {e.configuration for e in evaluations}
+    near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
+            if priced <= NEAR * screened.priced[0] and (c.mode, c.batch) == (best.mode, best.batch)]  # fmt: skip
+    roles: tuple[Role, ...] = ("rollout", "trainer")
+    beside = (c for role in roles for c in near if c.pool(role).layout == best.pool(role).layout and c not in seen)
+    return list(dict.fromkeys(beside))[:BESIDE]

@@ -250,3 +250,17 @@ def test_trl_completions_need_a_tokenizer(tmp_path: Path) -> None:
     pl.DataFrame({"text": ["a"]}).write_parquet(tmp_path / "x.parquet")
     with pytest.raises(SpecError, match="no column completion, prompt"):
         read_dump([tmp_path / "x.parquet"])
+
+
+def test_charts_that_tensorboard_lets_download_have_their_metric_in_their_names(tmp_path: Path) -> None:
+    """Their columns are "Wall time", "Step" and "Value", which no framework prints."""
+    charts = {"timing_s/step": 300.0, "timing_s/gen": 200.0, "timing_s/update_actor": 70.0}
+    files = [tmp_path / f"run-.-tag-{name.replace('/', '_')}.csv" for name in charts]
+    for file, seconds in zip(files, charts.values(), strict=True):
+        file.write_text("Wall time,Step,Value\n" + "".join(f"17e8,{k},{seconds + k}\n" for k in range(3)))
+    log = read_log(files)
+    assert log.framework == "verl" and log.rl_step_s is not None and log.rollout_s is not None
+    assert log.rl_step_s.tolist() == [300.0, 301.0, 302.0] and log.rollout_s.tolist() == [200.0, 201.0, 202.0]
+    nameless = files[0].rename(tmp_path / "step.csv")
+    with pytest.raises(SpecError, match=r"chart of TensorBoard that does not say of what.*keep the name"):
+        read_log([nameless])

@@ -16,6 +16,8 @@ _STATED = ("step",)
 _OWN = ("rollout/step", "train/global_step", "training/global_step", "trainer/global_step", "global_step", "train/step")
 _COUNTED = ("Step", "_step")
 """Names of the rl_step: of loggers that say it, of a framework's own count, of wandb's, which counts calls."""
+_CHART = ["Wall time", "Step", "Value"]
+"""Columns of a chart that TensorBoard lets download."""
 
 
 def metrics_of(path: Path) -> Iterator[Row]:
@@ -114,13 +116,21 @@ def _lines(text: str, path: Path) -> list[Mapping[str, object]]:
 
 
 def _table(text: str, path: Path) -> list[Mapping[str, object]]:
-    """CSV with one column a metric (wandb, TensorBoard); wandb's run prefix ``run - metric`` is dropped."""
+    """CSV with one column a metric; wandb's run prefix ``run - metric`` is dropped.
+
+    TensorBoard's download of a chart has its metric in the file's name: ``run-.-tag-timing_s_gen.csv``.
+    """
     lines = list(csv_rows(text, path))
     if len(lines) < 2:
         raise SpecError(Problem("is empty", str(path)))
     head = lines[0][1]
     runs = sorted({name.rpartition(" - ")[0] for name in head} - {""})
     plain = [name.rpartition(" - ")[2] for name in head]
+    if plain == _CHART:
+        if "-tag-" not in path.stem:
+            hint = "keep the name that TensorBoard gives it, as run-NAME-tag-timing_s_gen.csv"
+            raise SpecError(Problem("is a chart of TensorBoard that does not say of what", str(path), 1, hint))
+        plain[-1] = path.stem.rpartition("-tag-")[2]
     if len(runs) > 1 and len(set(plain)) < len(plain):
         raise SpecError(
             Problem(f"holds {len(runs)} runs ({', '.join(runs[:3])}...)", str(path), 1, "export one run at a time")

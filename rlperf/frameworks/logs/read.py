@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -222,12 +222,13 @@ PREFIX = "train/"
 """What wandb and TensorBoard exports put before the metrics of OpenRLHF and TRL."""
 
 
-def _plain(values: Mapping[str, float], known: Container[str]) -> dict[str, float]:
-    """The metrics under the names of a framework's table."""
-    return {
-        (name.removeprefix(PREFIX) if name not in known and name.removeprefix(PREFIX) in known else name): value
-        for name, value in values.items()
-    }
+def _plain(values: Mapping[str, float], known: Mapping[str, str]) -> dict[str, float]:
+    """The metrics under the names of a framework's table; no file's name, which may be one, has a ``/``."""
+    if all(name in known for name in values):
+        return dict(values)
+    called = {name.replace("/", "_"): name for name in known}
+    called |= {(PREFIX + name).replace("/", "_"): name for name in known} | {PREFIX + name: name for name in known}
+    return {name if name in known else called.get(name, name): value for name, value in values.items()}
 
 
 def _recognised(metrics: Metrics) -> str | None:

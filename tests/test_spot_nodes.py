@@ -51,6 +51,19 @@ def test_a_rollout_on_spot_nodes_is_slower_and_cheaper_and_the_report_says_both(
     assert dear.usd is not None and on_demand.usd is not None and dear.usd > on_demand.usd
 
 
+def test_engines_that_are_refilled_lose_what_leaves_of_all_that_they_do() -> None:
+    """What a weight sync takes from them stood beside departures as if it were spare: departures cost nothing."""
+    changes: dict[str, Any] = {"modes": "async", "limits": {"staleness": 1}}
+    spot = job({**ROLLOUT, "leaves": "12 h"}, **changes)
+    plan = rlperf.plan_job(spot)
+    predicted = plan.phases[0].predicted
+    assert predicted.idle_fraction["rollout_waits"] < 1e-3 and predicted.stages_s.rollout < 0.99 * predicted.rl_step_s
+    assert plan.run is not None and plan.run.on_demand_s is not None
+    lost = (plan.run.total_s - plan.run.on_demand_s) / (500 * predicted.rl_step_s)
+    absent = 600.0 / (12 * 3600.0)
+    assert 0.9 * absent * predicted.stages_s.rollout / predicted.rl_step_s < lost < 2.0 * absent
+
+
 def test_where_all_nodes_may_leave_the_run_starts_again_and_checkpoints_help() -> None:
     every = {"pools": "all", "leaves": "8 h", "returns": "10 min"}
     found = totals(job(every))

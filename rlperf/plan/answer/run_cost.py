@@ -130,10 +130,14 @@ def _best_every(facts: RunFacts, rl_step_s: float) -> int | None:
 
 
 def _elastic_s(context: Context, stretch: Stretch, spot: SpotFacts) -> FloatArray:
-    """An rl_step whose rollout goes on without spot nodes; engines that wait for weights have those behind it [s]."""
+    """An rl_step whose rollout goes on without spot nodes; behind it is what engines wait for [s].
+
+    Those that are refilled wait for weights and read again what these void: what they do beside their rollout.
+    """
     row, stages, step_s = MODES[stretch.mode], stretch.predicted.stages_s, stretch.predicted.rl_step_s
     waits = row.form_where(_framework(context, stretch).in_flight_updates) is Form.BARRIER
-    behind = stages.reward + stages.weight_sync if waits else 0.0
+    busy_s = step_s * (1.0 - stretch.predicted.idle_fraction.get("rollout_waits", 0.0))
+    behind = stages.reward + stages.weight_sync if waits else max(busy_s - stages.rollout, 0.0)
     return elastic_step_s(step_s, stages.rollout, spot, overlaps=row.overlaps, behind_s=behind)
 
 

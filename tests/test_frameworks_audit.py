@@ -582,3 +582,30 @@ def test_work_of_verl_that_is_not_counted_is_told_of(key: str, usual: str, told:
         )
         found = audit(import_config([tmp_path / "run.sh"]), plan=False, predict=False).findings
         assert any(each.key == key and each.rule == "uncounted" for each in found) is (value == told)
+
+
+def test_what_is_followed_comes_as_promised_on_the_devices_that_the_launcher_states(tmp_path: Path) -> None:
+    """They were judged without what accelerate is told, on eight devices: on two they ran out of memory."""
+    script = tmp_path / "run.sh"
+    flags = ("--model_name_or_path Qwen/Qwen2.5-3B --num_generations 8 --per_device_train_batch_size 8 --use_vllm "
+             "--gradient_accumulation_steps 8 --max_completion_length 4096 --vllm_mode colocate --bf16 "
+             "--vllm_gpu_memory_utilization 0.3 --gradient_checkpointing False")  # fmt: skip
+    script.write_text(f"accelerate launch --num_processes 2 trl/scripts/grpo.py {flags}\n")
+
+    def found(*more: Path) -> Audit:
+        return audit(import_config([script, *more], "trl==1.16"), cluster="dgx_a100", plan=False)
+
+    before = found()
+    [repair] = [each for each in before.findings if each.rule == "out_of_memory"]
+    followed = tmp_path / "more.yaml"
+    followed.write_text(yaml.safe_dump({**repair.settings}))
+    after = found(followed)
+    assert not [each for each in after.findings if each.rule == "out_of_memory"]
+    again = with_keys(before.imported, repair.settings)
+    assert again is not None and again.imported.source.launcher == before.imported.source.launcher
+    assert after.predicted is not None
+    for offer in [each for each in after.findings if each.gain_s]:
+        followed.write_text(yaml.safe_dump({**repair.settings, **offer.settings}))
+        then = found(followed).predicted
+        assert then is not None
+        assert after.predicted.rl_step_s - then.rl_step_s == pytest.approx(offer.gain_s, rel=1e-6)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 from rlperf.errors import RlperfError
@@ -54,8 +54,11 @@ def with_keys(imported: Imported, settings: Flat) -> Repair | None:
     legal = check_keys(Source(changed), imported.target)
     if not changed or any(legal):
         return None
-    source = Source(
-        {**was.keys, **changed}, was.lines, was.entry, was.bases, was.additions | frozenset(changed), was.launcher
+    source = replace(
+        was,
+        keys={**was.keys, **changed},
+        additions=was.additions | frozenset(changed),
+        words={key: word for key, word in was.words.items() if key not in changed},
     )
     try:
         again = understand(source, imported.framework)

@@ -287,7 +287,8 @@ def test_weights_packed_for_engines_are_told(tmp_path: Path, monkeypatch: pytest
         "vocab_size": 99, "num_key_value_heads": 2, "intermediate_size": 128,
     }  # fmt: skip
     monkeypatch.setenv("COLUMNS", "300")
-    for method, said in (("gptq", True), ("awq", True), ("fp8", False), ("", False)):
+    methods = {"gptq": True, "awq": True, "quark": True, "exl2": True, "fp8": False, "mxfp4": False, "": False}
+    for method, said in methods.items():
         file = tmp_path / f"small{method}" / "config.json"
         file.parent.mkdir()
         file.write_text(json.dumps({**config, **({"quantization_config": {"quant_method": method}} if method else {})}))

@@ -53,6 +53,10 @@ def test_totals_are_within_half_a_percent_of_model_cards(data: dict[str, Any], p
         ({"model_type": "new", "num_loops": 4}, "nor what its num_loops make of its layers"),
         ({"model_type": "new", "kv_compression_factor": 4}, "nor what its kv_compression_factor make of its layers"),
         ({"model_type": "new", "mask_token_id": 7}, "new cannot be modelled: it denoises a block of tokens at once"),
+        ({"model_type": "fast_dllm"}, "fast_dllm cannot be modelled: it denoises a block of tokens at once"),
+        ({"model_type": "new", "architectures": ["Fast_dLLM_QwenForCausalLM"]}, "new cannot be modelled: it denoises"),
+        ({"model_type": "rwkv6"}, "rwkv6 cannot be modelled: its token mixer is neither attention"),
+        ({"model_type": ""}, r"model_type: is missing \(the config.json that Transformers reads states it\)"),
     ],
 )
 def test_what_runs_several_times_or_denoises_is_no_plain_decoder(changes: dict[str, Any], message: str) -> None:
@@ -62,3 +66,19 @@ def test_what_runs_several_times_or_denoises_is_no_plain_decoder(changes: dict[s
     """
     with pytest.raises(SpecError, match=message):
         _read(MINICPM_2B, **changes)
+
+
+def test_experts_of_arctic_have_a_dense_half_beside_them_as_wide_as_the_stream() -> None:
+    """Its own code builds the residual one of hidden_size; the file was refused for its moe_layer_frequency."""
+    file = {
+        "model_type": "arctic", "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 100, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "moe_layer_frequency": 2, "parallel_attn_mlp_res": True, "use_residual": True,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    arch = _read(file)
+    assert arch.experts is not None
+    assert (arch.experts.hidden, arch.experts.shared_hidden, arch.assumed) == (48, 64, ())
+    assert arch.feed_forwards == ("dense", "moe", "dense", "moe")
+    alone = _read(file, parallel_attn_mlp_res=False)
+    assert parameters(arch) - parameters(alone) == 2 * 3 * 64 * 64

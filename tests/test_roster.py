@@ -16,6 +16,7 @@ from rlperf.errors import SpecError
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.hf.config import from_hf
+from rlperf.specs.hf.defaults import left_out
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.short_job import job_text, short_job
 
@@ -32,6 +33,8 @@ def _shape(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
     return {"model_type": kind, **dict(zip(keys, sizes, strict=True)), **more}
 
 
+OWN_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+"""What every file of a language model states."""
 PIXTRAL = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096, "num_attention_heads": 16,
            "patch_size": 14, "image_size": 1540, "model_type": "pixtral"}  # fmt: skip
 
@@ -244,6 +247,8 @@ def test_an_unknown_model_type_is_read_by_its_fields_and_says_so() -> None:
     known, unknown = (from_hf({**LLAMA, "model_type": kind}, name="x", source="t") for kind in ("llama", "lama"))
     assert unknown.assumed == ("model_type 'lama' is not known: it is read by its fields (did you mean llama?)",)
     assert parameters(unknown) == parameters(known)
+    of_its_own = from_hf({**LLAMA, "model_type": "llamav"}, name="x", source="t")  # with a family's name in front
+    assert of_its_own.assumed == ("model_type 'llamav' is not known: it is read by its fields",)
     by_class = from_hf({**LLAMA, "model_type": "new", "architectures": ["Qwen3ForCausalLM"]}, name="x", source="t")
     assert by_class.qk_norm and not by_class.assumed
     asked = from_hf({**LLAMA, "model_type": "new", "ssm_mixing": 3}, name="x", source="t", like="qwen2")
@@ -252,6 +257,45 @@ def test_an_unknown_model_type_is_read_by_its_fields_and_says_so() -> None:
     for kind in ("new", "llama"):  # whether or not it is needed
         with pytest.raises(SpecError, match=r"knows no family 'lama' \(did you mean llama"):
             from_hf({**LLAMA, "model_type": kind}, name="x", source="t", like="lama")
+
+
+_H, _VALUES = 4096, 64 * 128
+_EXPERT = {"sarvam_moe": 3 * _H * 1024, "sarvam_mla": 3 * _H * 2048}
+_ATTENTION = {
+    "sarvam_moe": 2 * _H * 64 * 64 + 2 * _H * 4 * 64 + 2 * 64,
+    "sarvam_mla": _H * 64 * 192 + _H * (512 + 64) + 512 + 512 * 64 * (128 + 128) + _VALUES * _H,
+    "minicpm3": 2560 * 768 + 768 + 768 * 40 * 96 + 2560 * 288 + 256 + 256 * 40 * (64 + 64) + 40 * 64 * 2560,
+}
+"""Matrices of a layer by the classes of transformers/models of 5.24.0; norms of queries and keys, or of ranks, too."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "total"),
+    [
+        ("sarvam_moe", 2 * 262144 * _H + _H + 19 * (_ATTENTION["sarvam_moe"] + 2 * _H) + 3 * _H * 8192
+         + 18 * (129 * _EXPERT["sarvam_moe"] + 128 * _H)),
+        ("sarvam_mla", 2 * 262144 * _H + _H + 32 * (_ATTENTION["sarvam_mla"] + 2 * _H) + 3 * _H * 16384
+         + 31 * (129 * _EXPERT["sarvam_mla"] + 128 * _H)),
+        ("minicpm3", 73448 * 2560 + 2560 + 62 * (_ATTENTION["minicpm3"] + 3 * 2560 * 6400 + 2 * 2560)),
+    ],
+    ids=["sarvam_moe", "sarvam_mla", "minicpm3"],
+)  # fmt: skip
+def test_what_files_leave_out_is_their_class_s(kind: str, total: int) -> None:
+    """MiniCPM3's class derives the width of its values, and files without it were refused."""
+    sizes = {name: value for name, value in left_out(kind, {}, part=True).items() if name in OWN_SIZES}
+    ranks = {"q_lora_rank": 768} if kind == "minicpm3" else {}
+    arch = from_hf({"model_type": kind, **sizes, **ranks}, name="x", source="t")
+    assert (arch.assumed, parameters(arch)) == ((), total)
+
+
+def test_layers_of_lara_mini_slide_reach_all_or_keep_a_state() -> None:
+    """transformers/models/lara_mini of 5.24.0: queries and keys have norms, the shared expert has no gate."""
+    words = ["linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention"]
+    arch = from_hf({**_shape("lara_mini", (1024, 5, 16, 4, 0, 151936)), "layer_types": words, "sliding_window": 512},
+                   name="x", source="t")  # fmt: skip
+    assert arch.layer_mixers == ("linear", "sliding", "linear", "full", "sliding")
+    assert arch.experts is not None and arch.qk_norm and arch.tied_embeddings and not arch.assumed
+    assert (arch.experts.count, arch.experts.shared_hidden, arch.experts.shared_gate) == (128, 512, False)
 
 
 def test_what_was_assumed_widens_the_interval_and_is_said() -> None:

@@ -163,7 +163,8 @@ def refusals() -> str:
              "## Refused", "",
              "On every device, in every precision. A family that is neither here nor above is read by its fields, or "
              "as `--like` says, with a wider interval; one with fields of its layers that nobody understands is "
-             "refused.", "",
+             "refused, and so is one whose name, or whose class's, says that it is of these kinds (`rwkv6`, "
+             "Fast-dLLM).", "",
              "| family (`model_type`) | why |", "|---|---|"]  # fmt: skip
     lines += [f"| {', '.join(kinds)} | {why} |" for why, kinds in alike(REFUSED, lambda kind: REFUSED[kind]).items()]
     lines += ["", f"A precision other than {', '.join(DTYPES)} is refused by its name, and so is a device without a "

@@ -168,10 +168,9 @@ class VisionTower(Frozen):
     parameters: int = Field(gt=0, le=10**12, description="parameters of the tower with its merger")
 
 
-PACKED = frozenset(
-    ("gptq", "awq", "bitsandbytes", "compressed-tensors", "auto-round", "hqq", "quanto", "aqlm", "torchao", "modelopt")
-)
-"""``quant_method`` of checkpoints made for engines; trainers take apart those published in fp8 or mxfp4 alone."""
+TRAINABLE = frozenset(("bf16", "fp16", "fp32", "fp8", "mxfp8", "mxfp4"))
+"""Types of checkpoints that trainers load, the last three widened on the way (``dequantize`` of Transformers 5.24's
+quantizers); every other ``quant_method`` is made for engines."""
 
 
 class Architecture(Frozen):
@@ -274,7 +273,7 @@ class Architecture(Frozen):
     @property
     def stored_note(self) -> str:
         """What is said of weights that are packed for engines; empty where they are not."""
-        if self.checkpoint_dtype in PACKED:
+        if self.checkpoint_dtype not in TRAINABLE:
             return (
                 f"{self.name}: its weights are packed by {self.checkpoint_dtype}; read as 16 bits, in the precision "
                 "that the job states: a trainer that does not unpack them refuses them, or trains adapters alone"

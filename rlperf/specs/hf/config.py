@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.errors import Problem, SpecError, did_you_mean, nearest
 from rlperf.specs.architecture import Architecture, Experts
 from rlperf.specs.hf.defaults import left_out
-from rlperf.specs.hf.families import FAMILIES, REFUSED, Family
+from rlperf.specs.hf.families import FAMILIES, REFUSED, Family, refusal
 from rlperf.specs.hf.feed_forwards import experts
 from rlperf.specs.hf.fields import Fields, Line
 from rlperf.specs.hf.halves import Given, ReadHalf
@@ -122,7 +122,8 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
     kinds = [fields.text("model_type").removesuffix("_text"), around.text("model_type").removesuffix("_text")]
     for part_of, kind in zip((fields, around), kinds, strict=True):
         two_stacks = part_of.flag("is_encoder_decoder", default=False)
-        reason = REFUSED.get(kind) or (REFUSED["t5"] if two_stacks else None)
+        classes = [str(name) for name in part_of.items("architectures")]
+        reason = refusal(kind, classes) or (REFUSED["t5"] if two_stacks else None)
         masked = next((REFUSED[of] for name, of in _MASKED.items() if not known and part_of.has(name)), None)
         if reason or masked:
             hint = None if reason else f"{_LIKE} as a decoder that it knows, with a wider interval"
@@ -130,7 +131,7 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
             raise SpecError(outer.problems)
     kind = _known(fields, around) or kinds[0] or kinds[1]
     if not kind:
-        fields.note("model_type", "is missing")
+        fields.note("model_type", "is missing", "the config.json that Transformers reads states it")
     family, assumed = FAMILIES.get(kind, Family(windowed=True)), tuple[str, ...]()
     if like is not None and like not in FAMILIES:
         hint = did_you_mean(like, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}"
@@ -138,8 +139,9 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
     if kind and kind not in FAMILIES:
         family = FAMILIES[like] if like else family
         how = f"is read as {like}, as asked" if like else "is not known: it is read by its fields"
-        near = did_you_mean(kind, FAMILIES) if not like else None
-        assumed = (f"model_type {kind!r} {how}" + (f" ({near})" if near else ""),)
+        near = None if like else nearest(kind, FAMILIES, alike=0.8)
+        misspelt = near if near and not kind.startswith(near) else None  # minicpmv is a model of its own
+        assumed = (f"model_type {kind!r} {how}" + (f" (did you mean {misspelt}?)" if misspelt else ""),)
     version = outer.text("transformers_version")
     fields.data = {RENAMED.get(key, key): value for key, value in fields.data.items()}
     asked = like if kind not in FAMILIES else None
@@ -434,7 +436,11 @@ def _checkpoint_dtype(given: Given) -> str:
     for part in (given.fields, given.outer):
         if part.has("checkpoint_quantization"):
             return part.text("checkpoint_quantization")
-        if part.has("quantization_config"):
-            return part.child("quantization_config").text("quant_method", default="unknown")
-    dtype = given.fields.text("dtype", "torch_dtype") or given.outer.text("dtype", "torch_dtype", default="bfloat16")
-    return _DTYPES.get(dtype, dtype)
+        for stated in (
+            "quantization_config",
+            "compression_config",
+        ):  # the second: what compressed-tensors calls its own
+            if part.has(stated):
+                return part.child(stated).text("quant_method", default="unknown")
+    dtype = given.fields.text("dtype", "torch_dtype") or given.outer.text("dtype", "torch_dtype")
+    return _DTYPES.get(dtype.removeprefix("torch."), "bf16")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -252,6 +253,7 @@ FAMILIES: dict[str, Family] = {
     "exaone4": Family(qk_norm=True, windowed=True),
     "exaone_moe": Family(qk_norm=True, windowed=True),
     "solar_open": _GLM,
+    "sarvam_moe": replace(_GLM, qk_norm=True),
     "granitemoe": Family(all_moe=True),
     "granitemoeshared": Family(all_moe=True),
     "apertus": Family(gated=False, qk_norm=True),
@@ -266,6 +268,7 @@ FAMILIES: dict[str, Family] = {
     "laguna": Family(qk_norm=True, attention_gate_heads=True, windowed=True),
     "kolibri1": Family(qk_norm=True, post_norms=True, windowed=True),
     "flint": Family(qk_norm=True, attention_sinks=True, windowed=True),
+    "lara_mini": Family(tied=True, qk_norm=True, all_moe=True),
     "beam": Family(qk_norm=True, post_norms=True, attention_gate=True, windowed=True),
     "muse_glimmer": Family(post_norms=True, attention_gate=True, windowed=True),
     "muse_spark": Family(post_norms=True, attention_gate=True, windowed=True),
@@ -292,6 +295,7 @@ FAMILIES: dict[str, Family] = {
     "iquestcoder": Family(),
     "hyperclovax": Family(),
     "doge": Family(qk_norm=True, left_out="the mask that leaves keys out", defaults={"is_moe": False}),
+    "arctic": Family(all_moe=True),
     "grok1": Family(post_norms=True),
     "grok": Family(post_norms=True),
     "chatglm": Family(biased="qkv"),
@@ -311,6 +315,7 @@ FAMILIES: dict[str, Family] = {
     "axk2": Family(
         latent=True, attention_gate=True, gate_reads_queries=True, left_out="gates of low rank behind norms"
     ),
+    "sarvam_mla": _LATENT,
     "youtu": replace(_LATENT, tied=True),
     "minicpm": Family(
         tied=True, left_out="sparse attention where a file switches it on (InfLLM: costed as full attention)"
@@ -404,3 +409,17 @@ REFUSED: dict[str, str] = {
     "phi4flash": "its second half reads one cache through gated memory units, which rlperf does not model",
 }
 """model_types that are known and cannot be represented, each with the reason."""
+_REFUSED_PARTS = {r"^rwkv": _RECURRENT, r"diffusion|dllm|llada|^dream|^sdar": _DENOISES}
+"""What names of the same kind of model have in common, whatever their release and size: RWKV-6, Fast-dLLM."""
+
+
+def refusal(kind: str, classes: Iterable[str] = ()) -> str:
+    """Why a model_type, or a model of these classes, cannot be represented; empty where it can.
+
+    >>> refusal("rwkv6") == REFUSED["rwkv"], refusal("new", ["Fast_dLLM_QwenForCausalLM"]) == REFUSED["llada"]
+    (True, True)
+    """
+    if kind in REFUSED:
+        return REFUSED[kind]
+    names = [name.lower() for name in (kind, *classes)]
+    return next((why for part, why in _REFUSED_PARTS.items() if any(re.search(part, name) for name in names)), "")

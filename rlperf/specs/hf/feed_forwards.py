@@ -101,6 +101,8 @@ def experts(given: Given) -> Experts | None:
         or fields.flag("residual_moe", default=False)
     ):  # a dense feed-forward runs beside the experts, as one shared expert
         shared = fields.need(*names.DENSE_WIDTH)
+    if fields.flag("parallel_attn_mlp_res", default=False):  # Arctic's is as wide as the residual stream
+        shared = fields.need(*names.HIDDEN)
     null = fields.optional(*names.NULL_EXPERTS)
     if active > count + null:
         fields.note("num_experts_per_tok", f"is {active}, more than the {count} experts")

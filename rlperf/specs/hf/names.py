@@ -57,7 +57,10 @@ NULL_EXPERTS = ("zero_expert_num", "num_zero_experts", "n_null_experts")
 DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers", "moe_layer_start_index")
 DENSE_WIDTH = ("prefix_dense_intermediate_size", "dense_intermediate_size", "intermediate_size_mlp", *FFN)
 MOE_LISTS = ("mlp_layer_types", "mlp_only_layers", "moe_layer_freq", "is_moe_layer", "moe_layers_enum", "moe_layers")
-MOE_PERIOD = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_every_n_layers", "moe_layer_interval")
+MOE_PERIOD = (
+    "decoder_sparse_step", "interleave_moe_layer_step", "moe_every_n_layers", "moe_layer_interval",
+    "moe_layer_frequency",
+)  # fmt: skip
 
 OF_EXPERTS = (*EXPERTS, *ACTIVE, *OWN_EXPERT_WIDTH, *SHARED_WIDTH, *SHARED_COUNT)
 LISTABLE = (*OF_EXPERTS, *DENSE_WIDTH, *HEADS, *KV_HEADS)

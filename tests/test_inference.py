@@ -148,6 +148,38 @@ def test_quantised_checkpoints_quantise_what_they_do() -> None:
     assert roles_of(moe, B200, "mxfp4").expert == "w4a8_mxfp4"
     assert roles_of(dense, B200, "nvfp4").projection == "nvfp4" and roles_of(dense, B200, "nvfp4").head == "bf16"
     assert roles_of(load_architecture("DeepSeek-V3"), H200, "fp8").expert == "fp8_block"
+    glm = roles_of(load_architecture("GLM-5"), H200, "fp8")  # weight_block_size of zai-org/GLM-5-FP8
+    assert {glm.projection, glm.dense, glm.expert, glm.output} == {"fp8_block"}
+
+
+def test_four_bit_checkpoints_leave_what_their_publishers_leave() -> None:
+    """Lists of excluded modules: DeepSeek-V3.2-NVFP4, Kimi-K2.5-NVFP4, GLM-5.2-NVFP4, DeepSeek-V4-Flash-NVFP4."""
+    found = {
+        name: roles_of(load_architecture(name), B200, "nvfp4")
+        for name in ("DeepSeek-V3.2", "Kimi-K2.5", "GLM-5.2", "DeepSeek-V4-Flash", "Qwen3-30B-A3B")
+    }
+    assert {name: (each.projection, each.dense, each.output) for name, each in found.items()} == {
+        "DeepSeek-V3.2": ("bf16", "nvfp4", "nvfp4"),
+        "Kimi-K2.5": ("bf16", "nvfp4", "bf16"),
+        "GLM-5.2": ("bf16", "bf16", "bf16"),
+        "DeepSeek-V4-Flash": ("fp8_block", "fp8_block", "fp8_block"),
+        "Qwen3-30B-A3B": ("bf16", "bf16", "bf16"),
+    }
+    assert {each.expert for each in found.values()} == {"nvfp4"}
+    assert roles_of(load_architecture("Kimi-K2.5"), H200, "int4_wo").dense == "bf16"
+    v4 = roles_of(load_architecture("DeepSeek-V4-Pro"), H200, "mxfp4")
+    assert (v4.projection, v4.expert) == ("fp8_block", "mxfp4")
+
+
+def test_what_a_checkpoint_quantises_beside_its_experts_is_lighter_and_no_slower() -> None:
+    """DeepSeek-V3: 61 output projections, 3 dense layers, 58 shared experts, 2 to 0.5625 bytes a weight."""
+    replica = Replica.of(load_architecture("DeepSeek-V3"), B200, VLLM, Layout.of(tensor_parallel=8), "nvfp4")
+    plain = replace(replica, roles=replace(replica.roles, dense="bf16", output="bf16"))
+    values = 61 * 128 * 128 * 7168 + 3 * 3 * 7168 * 18432 + 58 * 3 * 7168 * 2048
+    saved = float(weight_bytes(plain) - weight_bytes(replica))
+    assert saved == pytest.approx(values * (2.0 - 0.5625) / 8, rel=1e-6)
+    for running in (64.0, 1024.0):
+        assert inf.decode_step_s(replica, running, running * 2048) < inf.decode_step_s(plain, running, running * 2048)
 
 
 @pytest.mark.parametrize("scale", [0.6, 0.8, 1.0, 1.2])

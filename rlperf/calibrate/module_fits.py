@@ -102,7 +102,7 @@ def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None],
     gemm, cache = series.dtype.split("/")
     engine = load_engine_calibration(series.kernel).model_copy(update={"factors": ()})
     one, tokens = np.ones_like(heads), batch * query
-    roles = Roles(gemm, gemm, gemm)
+    roles = Roles(gemm, gemm, gemm, gemm)
     replica = Replica(layer.arch, hw, engine, roles, cache, layer.arch.heads / heads, one, one, one, one)
     products = [product_operator(replica, matrix, roles.projection, 1.0, tokens) for matrix in fuse(layer.matrices())]
     rest = total([*products, *layer.token_operators(replica, 1.0, tokens, tokens)])

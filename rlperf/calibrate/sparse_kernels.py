@@ -55,7 +55,7 @@ def part_seconds(series: Series, hw: Hardware) -> Seconds:
     """Seconds of one kernel: a start, and its term."""
     layer, operation = timed_part(series), series.variant.split("/")[0]
     cache, one = "bf16" if operation == WIDE else "fp8", np.ones(1)
-    roles = Roles("bf16", "bf16", "bf16")
+    roles = Roles("bf16", "bf16", "bf16", "bf16")
     engine = load_engine_calibration(series.kernel)
     work = layer.choice(Replica(layer.arch, hw, engine, roles, cache, one, one, one, one, one))
     batch, query, past = (series.shape[name] for name in ("batch", "q_len", "past_len"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.layers import stack_of
 from rlperf.cost.moe import moe_fit
 from rlperf.cost.replica import NATIVE_MXFP4, roles_of
@@ -87,7 +88,7 @@ class Basis:
 def borrowed_weights(arch: Architecture, hw: Hardware, engine: EngineCalibration, gemm_dtype: str) -> str:
     """Why products of weight-only formats are not measured; empty where those of experts are, and no others occur."""
     roles = roles_of(arch, hw, gemm_dtype)
-    if arch.experts is None or roles.projection != "bf16":
+    if arch.experts is None or dtype_of(roles.projection).weights_alone:
         return f"{gemm_dtype} products have no kernel table"
     fit, stand_in = moe_fit(hw, roles.expert, engine.moe_kernels)
     if stand_in or fit.dtype not in own_dtypes(gemm_dtype):

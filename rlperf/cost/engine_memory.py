@@ -55,14 +55,13 @@ def weight_bytes(replica: Replica) -> FloatArray:
     """
     arch, roles = replica.arch, replica.roles
     at, devices = replica.attention_tensor, replica.tensor
-    weigh = {name: dtype_of(name).weight_bytes for name in (roles.projection, roles.dense, roles.expert, roles.head)}
-    stage = float(routed_parameters(arch)) * weigh[roles.expert] / devices
+    stage = float(routed_parameters(arch)) * dtype_of(roles.expert).weight_bytes / devices
     for half in stack_of(arch).halves:
-        stage = stage + half.count * half.layer.parameters_on(at) * weigh[getattr(roles, half.layer.weights)]
+        stage = stage + half.count * half.layer.bytes_on(at, roles)
     towers = float(tower_parameters(arch)) * 2.0
     head = 0.0 if arch.tied_embeddings else float(arch.vocab * arch.hidden)
     ends = (float(embedding_parameters(arch)) - head) / at + head / replica.head_tensor
-    return stage / replica.pipeline + ends * weigh[roles.head] + towers
+    return stage / replica.pipeline + ends * dtype_of(roles.head).weight_bytes + towers
 
 
 def kv_bytes_per_token(replica: Replica) -> FloatArray:

@@ -31,7 +31,7 @@ def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Ope
     if replica.arch.residual_streams > 1:
         found.append(_mixing(replica, float(stack.norms), local))
     for matrix, weights, count in stack.products:
-        found.append(product_operator(replica, matrix, getattr(replica.roles, weights), float(count), local))
+        found.append(product_operator(replica, matrix, replica.roles.of(weights, matrix.name), float(count), local))
     for half in stack.halves:
         found += half.layer.token_operators(replica, float(half.count), whole, local)
     found.append(_all_reduce(replica, local))

@@ -37,25 +37,46 @@ class Operator:
 
 @dataclass(frozen=True)
 class Roles:
-    """Dtype of each kind of weights: checkpoints quantise some and leave others."""
+    """Dtype of each kind of weights: checkpoints quantise some and leave others. ``output``: of the attention."""
 
     projection: str
     dense: str
     expert: str
+    output: str
     head: str = "bf16"
 
+    def of(self, weights: str, product: str) -> str:
+        """Dtype of one ``product`` of a layer whose matrices are ``weights``.
 
-BLOCK_SCALED = frozenset({"qwen3_5_moe", "qwen3_next"})
+        >>> roles = Roles(projection="bf16", dense="bf16", expert="nvfp4", output="nvfp4")
+        >>> roles.of("projection", "output"), roles.of("projection", "qkv")
+        ('nvfp4', 'bf16')
+        """
+        return self.output if product == "output" else str(getattr(self, weights))
+
+
+BLOCK_SCALED = frozenset({"glm_moe_dsa", "qwen3_5_moe", "qwen3_next", "step3p7"})
 """Families whose publisher's fp8 checkpoints have block scales (128 x 128), besides those trained in fp8."""
+KEEPS_FP8 = frozenset({"deepseek_v4"})
+"""Families whose four-bit checkpoints hold all but the routed experts in fp8 with block scales: published so
+(``expert_dtype``, ``weight_block_size`` of DeepSeek-V4-Pro), and left so by NVIDIA's nvfp4 (``*.attn.*`` excluded)."""
+QUANTISED_BESIDE = {
+    "deepseek_v3": ("dense", "output"),
+    "deepseek_v32": ("dense", "output"),
+    "kimi_k2": ("dense",),
+}
+"""What NVIDIA's nvfp4 checkpoints hold in nvfp4 beside the routed experts: dense and shared experts, and of attention
+the output projection, as their lists of excluded modules say (DeepSeek-V3.2, whose layers V3's and R1's are;
+Kimi-K2.5). GLM-5.2's and Gemma 4's exclude all of it."""
 
 
 def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
     """Which weights a checkpoint of ``gemm_dtype`` quantises.
 
     fp8 and weight-only int8 quantise every product but the head. Four-bit checkpoints of mixtures of experts quantise
-    the experts alone (attention and dense layers stay bf16); those of dense models every product but the head. mxfp4
-    runs on native four-bit units where the device has them (`native_mxfp4`), else its weights are widened to bf16 on
-    the fly.
+    the experts alone (attention and dense layers stay bf16) unless `KEEPS_FP8` or `QUANTISED_BESIDE` says more; those
+    of dense models every product but the head. mxfp4 runs on native four-bit units where the device has them
+    (`native_mxfp4`), else its weights are widened to bf16 on the fly.
     """
     if gemm_dtype == "mxfp4" and arch.experts is None:
         gemm_dtype = native_mxfp4(hw, hw.calibration.gemm)
@@ -64,9 +85,12 @@ def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
         expert = gemm_dtype = "fp8_block"
     if gemm_dtype == "mxfp4":
         expert = native_mxfp4(hw, hw.calibration.moe)
-    narrow = gemm_dtype in ("nvfp4", "mxfp4", "int4_wo")
-    rest = "bf16" if narrow and arch.experts is not None else gemm_dtype
-    return Roles(projection=rest, dense=rest, expert=expert)
+    rest = gemm_dtype
+    if gemm_dtype in ("nvfp4", "mxfp4", "int4_wo") and arch.experts is not None:
+        rest = "fp8_block" if arch.family in KEEPS_FP8 and gemm_dtype != "int4_wo" else "bf16"
+    beside = QUANTISED_BESIDE.get(arch.family, ()) if gemm_dtype == "nvfp4" else ()
+    dense, output = (expert if name in beside else rest for name in ("dense", "output"))
+    return Roles(projection=rest, dense=dense, expert=expert, output=output)
 
 
 NATIVE_MXFP4 = ("w4a4_mxfp4", "w4a8_mxfp4")

@@ -13,8 +13,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.moe import ExpertShape
-from rlperf.cost.replica import Operator, Replica
+from rlperf.cost.replica import Operator, Replica, Roles
 from rlperf.cost.roofline import Array, as_float
 from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice
 from rlperf.layout import BoolArray, FloatArray, IntArray
@@ -196,12 +197,16 @@ class Layer:
         copied = sum(matrix.values for matrix in self.matrices() if matrix.cut == "copied")
         return copied + self.copied_parameters()
 
-    def parameters_on(self, tensor: Array) -> FloatArray:
-        """Of `parameters`, those on one of ``tensor`` devices."""
+    def bytes_on(self, tensor: Array, roles: Roles) -> FloatArray:
+        """Of `parameters`, those on one of ``tensor`` devices, as a checkpoint holds them [bytes].
+
+        Norms, routers, convolutions and biases stay in 16 bits (every checkpoint's list of excluded modules).
+        """
         copied = self.copied_parameters()
-        held = copied + (self.other_parameters() - copied) / as_float(tensor)
-        for outputs, inputs in (matrix.on(tensor) for matrix in self.matrices()):
-            held = held + outputs * inputs
+        held = 2.0 * (copied + (self.other_parameters() - copied) / as_float(tensor))
+        for matrix in self.matrices():
+            outputs, inputs = matrix.on(tensor)
+            held = held + outputs * inputs * dtype_of(roles.of(self.weights, matrix.name)).weight_bytes
         return held
 
     @cached_property

@@ -158,25 +158,31 @@ UsdPerHour = Annotated[float, *_annotated("usd_per_hour")]
 
 
 def human_bytes(value: float) -> str:
-    """Short text for people: ``41.2 GB``."""
+    """Short text for people.
+
+    >>> human_bytes(41.23e9), human_bytes(999.9e6), human_bytes(1.234e15)
+    ('41.2 GB', '1 GB', '1,234 TB')
+    """
+    shown = float(f"{value:.3g}")
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= factor:
-            return (
-                f"{value / factor:.3g} {prefix}B" if abs(value) < 1000 * factor else f"{value / factor:,.0f} {prefix}B"
-            )
+        if abs(shown) >= 1000 * factor:
+            return f"{value / factor:,.0f} {prefix}B"
+        if abs(shown) >= factor:
+            return f"{shown / factor:.3g} {prefix}B"
     return f"{value:.0f} B"
 
 
 def human_seconds(value: float) -> str:
     """Short text for people: ``2 min 14 s``, ``13.2 s``, ``4.1 ms``, ``12 us``.
 
-    >>> human_seconds(134.2), human_seconds(13.21), human_seconds(0.0041)
-    ('2 min 14 s', '13.2 s', '4.1 ms')
+    >>> human_seconds(134.2), human_seconds(13.21), human_seconds(0.0041), human_seconds(0.9997)
+    ('2 min 14 s', '13.2 s', '4.1 ms', '1 s')
     """
     if value >= 3600:
         return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
     if value >= 60:
         return f"{int(value // 60)} min {int(value % 60)} s"
+    value = float(f"{value:.3g}")  # its unit is that of what is shown
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"

@@ -609,3 +609,14 @@ def test_what_is_followed_comes_as_promised_on_the_devices_that_the_launcher_sta
         then = found(followed).predicted
         assert then is not None
         assert after.predicted.rl_step_s - then.rl_step_s == pytest.approx(offer.gain_s, rel=1e-6)
+
+
+def test_a_run_whose_log_ends_out_of_memory_does_not_pass(tmp_path: Path) -> None:
+    config, log = tmp_path / "run.yaml", tmp_path / "run.log"
+    config.write_text(yaml.safe_dump(nest(VERL.items())))
+    log.write_text("step:1 - timing_s/gen:20.0 - timing_s/step:60.0\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    command = ["audit", str(config), "--cluster", "dgx_h100", "--no-plan"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    ended = CliRunner().invoke(app, [*command, "--log", str(log)])
+    assert ended.exit_code == 1 and "the run ended out of device memory" in ended.output
+    assert "does not pass" in ended.output

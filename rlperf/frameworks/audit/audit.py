@@ -86,11 +86,13 @@ class Audit:
 
     @property
     def passes(self) -> bool | None:
-        """Whether a gate lets it through: no error, and it more likely than not keeps within memory."""
+        """Whether a gate lets it through: no error, and it more likely than not keeps within memory, as its run did."""
         return self.passes_at(LIKELY)
 
     def passes_at(self, most_risk: float) -> bool | None:
         """Whether it passes where running out of memory may be so likely [1]; None: nothing was predicted."""
+        if self.ended:
+            return False
         if self.predicted is None:
             return False if self.broken else None
         others = any(each.severity == "error" and each.rule != "out_of_memory" for each in self.findings)

@@ -158,3 +158,78 @@ def test_a_launch_script_given_for_a_log_is_told_so(tmp_path: Path) -> None:
     script.write_text(f"{LAUNCH}\n")
     with pytest.raises(SpecError, match=r"is a launch script, no job.*rlperf import"):
         rlperf.explain(script)
+
+
+PARSED = """while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --batch) B="$2"; shift 2;;
+    --group) N="$2"; shift 2;;
+    *) echo "unknown $1"; exit 1;;
+  esac
+done
+python3 -m verl.trainer.main_ppo data.train_batch_size=${B:-64} actor_rollout_ref.rollout.n=${N:-8}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "batch", "group"),
+    [([], 64, 8), (["1=--group", "2=16"], 64, 16), (["1=--group", "2=16", "3=--batch", "4=32"], 32, 16)],
+)
+def test_a_loop_over_arguments_runs_as_often_as_there_are_any(
+    given: list[str], batch: int, group: int, tmp_path: Path
+) -> None:
+    """Without arguments it was taken once, and asked which branch of its case was meant."""
+    script = tmp_path / "run.sh"
+    script.write_text(PARSED)
+    found = read_source([script, *given]).keys
+    assert found == {"data.train_batch_size": batch, "actor_rollout_ref.rollout.n": group}
+
+
+def test_options_that_nobody_gives_leave_their_defaults_and_others_are_asked_for(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "N=8\nwhile getopts 'n:' opt; do\n  case $opt in n) N=$OPTARG ;; *) exit 1 ;; esac\ndone\n"
+        'run() { echo "+ $*"; "$@"; }\nrun python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n="$N"\n'
+    )
+    assert read_source([script]).keys == {"actor_rollout_ref.rollout.n": 8}
+    with pytest.raises(SpecError, match=r"its settings depend on .*case \$opt"):
+        read_source([script, "1=-n", "2=16"])
+
+
+def test_the_first_of_several_nodes_is_the_one_that_launches(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        'if [ "$NODE_RANK" -eq 0 ]; then\n  ray start --head\n  python3 -m verl.trainer.main_ppo a.b=1\n'
+        "else\n  ray start --address=$HEAD:6379 --block\nfi\n"
+    )
+    assert read_source([script]).keys == {"a.b": 1}
+
+
+MANIFESTS = {
+    "ray.yaml": f"apiVersion: ray.io/v1\nkind: RayJob\nspec:\n  entrypoint: >-\n    {LAUNCH.replace('$B', '64')}\n",
+    "task.yaml": f"num_nodes: 2\nenvs: {{B: 64}}\nsetup: |\n  pip install verl\nrun: |\n  {LAUNCH}\n",
+    "pod.yaml": (
+        "apiVersion: batch/v1\nkind: Job\nspec:\n  containers:\n  - command: [bash, -c]\n    args:\n    - |\n"
+        f"      ray start --head\n      {LAUNCH}\n    env: [{{name: B, value: '64'}}]\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(MANIFESTS))
+def test_the_launch_in_a_schedulers_file_is_read(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(MANIFESTS[name])
+    found = read_source([file])
+    assert found.entry == "verl.trainer.main_ppo"
+    assert found.keys == {"data.train_batch_size": 64, "actor_rollout_ref.rollout.n": 8}
+
+
+def test_a_configuration_that_is_named_and_not_here_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml train_dataset.batch_size=8\n"
+    )
+    with pytest.raises(SpecError, match=r"and gsm8k_grpo, which it names, is not here .*name that file as well"):
+        import_config([script])
+    script.write_text("python3 -m areal.launcher.local train.py --config gsm8k_grpo.yaml gconfig.n_samples=8\n")
+    assert import_config([script]).adapter.name == "areal"

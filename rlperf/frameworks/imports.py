@@ -171,9 +171,10 @@ def detect(source: Source, file: str = "") -> Adapter:
                 "`rlperf explain LOG` and `rlperf calibrate logs LOG --job FILE` the log of its run"
             )
             raise SpecError(Problem("a job or plan of rlperf, not a framework's configuration", file, suggestion=hint))
-        raise SpecError(
-            Problem("no framework is recognised from its keys", file, suggestion=f"--framework {'|'.join(FRAMEWORKS)}")
-        )
+        absent = f", and {', '.join(source.bases)}, which it names, is not here" if source.bases else ""
+        hint = "name that file as well, or " if source.bases else ""
+        told = f"no framework is recognised from its keys{absent}"
+        raise SpecError(Problem(told, file, suggestion=f"{hint}--framework {'|'.join(FRAMEWORKS)}"))
     return adapter_of(scores[0][1])
 
 

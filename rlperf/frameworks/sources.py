@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rlperf.frameworks.adapter import Planned, Source, is_other_program
 from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.scripts.flow import commands, run
+from rlperf.frameworks.scripts.manifest import manifest_of
 from rlperf.frameworks.scripts.python import makes_configuration, read_python
 from rlperf.frameworks.scripts.shell import Word
 from rlperf.frameworks.scripts.typed import override_value, word_value
@@ -161,6 +162,10 @@ def _read_yaml(text: str, path: Path, gathered: _Gathered, depth: int = 0) -> No
     if _LAUNCHED & set(data):
         gathered.launcher.update(flatten(data))
         return
+    if manifest := manifest_of(data):
+        gathered.given = {**manifest.variables, **gathered.given}
+        _read_commands(manifest.launch, path, gathered, document.line(manifest.at))
+        return
     for base in _bases(data.get("defaults")):
         _read_base(base, path, document, gathered, depth)
     _read_planned(text, path, gathered)
@@ -214,8 +219,11 @@ def _read_program(text: str, path: Path, gathered: _Gathered) -> None:
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
-    """The command of a script that starts a framework: the one with the most arguments that look like settings."""
+def _read_commands(text: str, path: Path, gathered: _Gathered, at: int | None = None) -> None:
+    """The command of a script that starts a framework: the one with the most arguments that look like settings.
+
+    ``at``: line of another file that the script stands in
+    """
     best: list[Word] = []
     asks: dict[str, None] = {}
     score = 0
@@ -242,7 +250,7 @@ def _read_commands(text: str, path: Path, gathered: _Gathered) -> None:
     if asks:
         hint = "say which, as NAME=value (an argument: 1=value) behind the file"
         raise SpecError([Problem(f"its settings depend on {ask}", str(path), suggestion=hint) for ask in asks])
-    _read_words(best, path, gathered)
+    _read_words(best if at is None else [replace(word, line=at) for word in best], path, gathered)
 
 
 def _launched(words: Sequence[Word]) -> Sequence[Word]:

@@ -181,7 +181,9 @@ class Areal:
         }
 
     def detect(self, source: Source) -> float:
-        """An allocation string, or AReaL's sections."""
+        """Its launcher, an allocation string, or AReaL's sections."""
+        if source.entry.startswith("areal."):
+            return 1.0
         markers = {"actor.backend", "rollout.backend", "gconfig.n_samples", "allocation_mode",
                    "rollout.max_head_offpolicyness"}  # fmt: skip
         return 0.95 if len(markers & set(source.keys)) >= 2 else 0.0

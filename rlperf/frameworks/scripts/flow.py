@@ -43,6 +43,8 @@ _COMPARED: Mapping[str, Callable[[str, str], bool]] = {
     "-ge": lambda a, b: int(a) >= int(b), "-lt": lambda a, b: int(a) < int(b), "-le": lambda a, b: int(a) <= int(b),
 }  # fmt: skip
 _DEPTH = 16
+_RANKS = ("RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID", "SKYPILOT_NODE_RANK")
+"""Variables by which a launcher numbers its processes or nodes: it is the first that starts the training."""
 _SAYS = {"echo", "printf"}
 """Commands whose words are shown, not run."""
 _OPTION = re.compile(r"^--?[\w-]+=")
@@ -82,7 +84,8 @@ def run(text: str, given: Mapping[str, str] | None = None) -> Ran:
     >>> run(script).commands[0].words[-1].asks
     ('line 1: case $1 has the branches small, *',)
     """
-    flow = _Flow(Shell(scalars=dict(given or {}), given=given or {}), documents=here_documents(text))
+    known = dict.fromkeys(_RANKS, "0") | dict(given or {})
+    flow = _Flow(Shell(scalars=known, given=given or {}), documents=here_documents(text))
     flow.block(_parsed(text))
     return flow.ran
 
@@ -211,7 +214,7 @@ class _Flow:
     def _call(self, statement: Statement) -> None:
         """A function with its arguments."""
         shell = self.shell
-        given = [word for raw, line in statement.words[1:] for word in expand(raw, line, shell)]
+        given = [word for raw, line in statement.words[1:] for word in self._said(raw, line)]
         kept = {name: text for name, text in shell.scalars.items() if name.isdigit()}
         outer = shell.arrays.get(ARGUMENTS)
         shell.arrays[ARGUMENTS] = given
@@ -266,14 +269,26 @@ class _Flow:
         self._ask(f"line {line}: case {word} has the branches {branches}", [arm for _, arm in arms if not _ends(arm)])
 
     def _loop(self, body: Sequence[Statement]) -> None:
-        """A loop once: over a list, with its first item."""
+        """A loop once: over a list, with its first item; one that takes arguments as often as there are any."""
         first = body[0]
         if first.head == "for" and len(first.words) > 3 and first.words[2][0] == "in":
             items = [word.text for raw, line in first.words[3:] for word in expand(raw, line, self.shell)]
             if items and "$" not in items[0]:
                 self.shell.scalars[first.words[1][0]] = items[0]
         parts = _sections(body, first.head, "done", ("do",))
-        self.block(next((part for word, part in parts if word == "do"), []))
+        condition, inside = parts[0][1], next((part for word, part in parts if word == "do"), [])
+        takes = first.head == "while" and bool(condition)
+        for _ in range(_DEPTH):
+            left = self._arguments()
+            if takes and self._holds(condition) is False:
+                return
+            self.block(inside)
+            if not takes or self._arguments() == left:
+                return
+
+    def _arguments(self) -> int:
+        """How many arguments are known and not shifted away."""
+        return sum(name.isdigit() for name in self.shell.scalars)
 
     def _ask(self, question: str, bodies: Sequence[Sequence[Statement]]) -> None:
         """What undecided branches assign hangs on them; what they launch does, too."""
@@ -307,6 +322,8 @@ class _Flow:
         texts = [self._known(raw, line) for raw, line in words if raw not in ("[", "[[", "]", "]]", "test")]
         negated = bool(texts) and texts[0] == "!"
         texts = texts[1:] if negated else texts
+        if texts[:1] == ["getopts"] and not self._arguments():
+            return False
         if any(text is None for text in texts):
             return None
         found = _outcome([text for text in texts if text is not None])
@@ -315,8 +332,7 @@ class _Flow:
     def _known(self, raw: str, line: int) -> str | None:
         """The text of a word; None where the shell would have to run something, or an undecided branch set it."""
         self.shell.touched.clear()
-        count = sum(name.isdigit() for name in self.shell.scalars)
-        expanded = expand(raw.replace("$#", str(count)), line, self.shell, split=False)
+        expanded = expand(raw.replace("$#", str(self._arguments())), line, self.shell, split=False)
         text = "".join(word.text for word in expanded)
         return None if is_asked(text) or self.shell.touched else _UNSET.sub("", text)
 

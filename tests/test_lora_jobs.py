@@ -81,13 +81,15 @@ def test_every_further_adapter_takes_its_bytes_and_is_read_once_by_those_it_serv
 
 
 def test_a_stage_of_an_engine_holds_its_layers_adapters() -> None:
-    context, _ = judged(8)
+    context, evaluation = judged(8)
     architecture, settings = context.tasks[0].architecture, context.job.pool("rollout").settings.filled()
 
     def weights(stages: int, jobs: int) -> float:
         layout = Layout.of(pipeline_parallel=stages)
         site = replace(context.site, adapter_jobs=jobs)
-        memory = replica_memory(site, architecture, settings, layout, np.full(1, 0.7), np.full(1, 64))
+        memory = replica_memory(
+            site, architecture, settings, layout, np.full(1, 0.7), np.full(1, 64), evaluation.demand
+        )
         return float(memory.weight_bytes[0])
 
     whole, half = (weights(stages, 8) - weights(stages, 1) for stages in (1, 2))

@@ -324,10 +324,10 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
     settings = context.job.pool("rollout").settings.filled()
     fraction, running = run.rollout.memory_fraction or context.engine.memory_fraction, run.rollout.max_running or 1
     try:
-        memory = replica_memory(
-            context.site, task.architecture, settings, layout, np.array([fraction]), np.array([running])
-        )
         demand = task.source.demand(task.batches[0], None, context.job.seed)
+        memory = replica_memory(
+            context.site, task.architecture, settings, layout, np.array([fraction]), np.array([running]), demand
+        )
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
     return _holding(demand, float(memory.kv_tokens[0]))

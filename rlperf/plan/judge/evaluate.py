@@ -253,7 +253,7 @@ class Judge:
         cost = tabulate(site, arch, settings, layout, backend, self._costs, demand.images, read)[0]
         fraction = np.array([pool.settings.memory_fraction or 0.0])
         running = np.array([pool.settings.max_running or 1])
-        memory = replica_memory(site, arch, settings, layout, fraction, running)
+        memory = replica_memory(site, arch, settings, layout, fraction, running, demand)
         held = float(cache_granted(memory.kv_tokens, demand.request_tokens)[0])
         count, apart = pool.layout.data_parallel, apart_of(site, arch, settings, layout)[0]
         writers = max(count - settings.prefill_replicas, 1)

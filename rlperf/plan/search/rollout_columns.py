@@ -18,6 +18,7 @@ from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.counted_ends import counted_ends_s
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import (
+    HALF_GROWN,
     ReplicaMemory,
     apart_of,
     cache_granted,
@@ -45,8 +46,6 @@ STREAMED_RUNNING = (16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 1024)
 """The same where a trainer is fed as groups end: of fewer the first end sooner and the last later."""
 FEWEST = 8
 """Requests at once: engines count in eights."""
-HALF_GROWN = 2.0
-"""Requests in flight for each that the cache holds at its mean final length: on average they are half grown."""
 IMPOSSIBLE = int(Reject.DEVICES | Reject.HEADS | Reject.LAYERS | Reject.EXPERTS)
 """What arithmetic rules out."""
 
@@ -245,7 +244,7 @@ def _columns(
     places = places_tried(streams, not counted.single_turn)
     options = np.arange(len(keep)), memory_fractions(context), asked.max_running or places
     e, f, m = (np.asarray(a).ravel() for a in np.meshgrid(*options, indexing="ij"))
-    held_by = partial(replica_memory, context.site, architecture, settings, rows := shapes.take(e), f)
+    held_by = partial(replica_memory, context.site, architecture, settings, rows := shapes.take(e), f, demand=demand)
     m = m if asked.max_running else _slots_with_room(held_by(m), m, rows.attention_data_parallel, demand)
     memory = held_by(m)
     why = flags[keep][e] | np.where(memory.kv_tokens < least_cache(demand.request_tokens), int(Reject.KV), 0)

@@ -139,7 +139,7 @@ def serving(
     cost = tabulate(there.site, architecture, settings, layout)[0]
     running = np.array([plan.settings.max_running or 1])
     fraction = np.array([plan.settings.memory_fraction or 0.0])
-    memory = replica_memory(there.site, architecture, settings, layout, fraction, running)
+    memory = replica_memory(there.site, architecture, settings, layout, fraction, running, asked)
     held = float(cache_granted(memory.kv_tokens, asked.request_tokens)[0])
     count = plan.layout.data_parallel
     limits = engine_limits(settings, held, int(running[0]))

@@ -18,6 +18,7 @@ from rlperf.cost.roofline import as_float, stream_s
 from rlperf.cost.speculation import draft_memory, speculating
 from rlperf.cost.weight_sync import adapter_payload, wire_bytes_per_s
 from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import adapter_seconds, engine_in_framework
 from rlperf.sim.rl_step.site import Site
 from rlperf.sim.rollout.apart import Apart
@@ -135,6 +136,10 @@ def apart_of(site: Site, architecture: Architecture, settings: Settings, layout:
     return tuple(found)
 
 
+HALF_GROWN = 2.0
+"""Requests in flight for each that the cache holds at its mean final length: on average they are half grown."""
+
+
 @dataclass(frozen=True, eq=False)
 class ReplicaMemory:
     """Bytes per device of one replica of each column [bytes], and the tokens its cache holds; ``[columns]``."""
@@ -154,12 +159,20 @@ def replica_memory(
     layout: Layout,
     fraction: FloatArray,
     running: IntArray,
+    demand: Demand,
 ) -> ReplicaMemory:
-    """Memory of engines at a memory fraction; what a request holds whatever its length is taken off the cache first."""
+    """Memory of engines at a memory fraction; what a request holds whatever its length is taken off the cache first.
+
+    Of ``running`` requests as many hold something as the cache has room for beside their tokens: engines let others
+    wait until blocks are free.
+    """
     gemm_dtype, kv_dtype = settings.rollout_dtype, settings.kv_dtype
     replica = EngineReplica.of(architecture, site.rollout_hardware, site.engine, layout, gemm_dtype, kv_dtype)
     found = engine_memory(replica, memory_fraction=fraction, cuda_graphs=settings.cuda_graphs)
-    held = running / replica.attention_data * kv_bytes_per_request(replica)
+    each = kv_bytes_per_request(replica)
+    grown = each + kv_bytes_per_token(replica) * demand.moments.mean / HALF_GROWN
+    most = found.kv_cache_bytes / np.maximum(grown, 1.0)
+    held = np.minimum(running / replica.attention_data, most) * each
     weights, per_token = found.weights_bytes, np.ones(())
     wanted = DraftSetting.parse(settings.speculation)
     if wanted is not None:

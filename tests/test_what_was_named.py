@@ -18,7 +18,7 @@ from rlperf.cli.compare import _names
 from rlperf.frameworks.audit.audit import report
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words
-from rlperf.frameworks.imports import describe, import_config
+from rlperf.frameworks.imports import describe, import_config, job_of
 from rlperf.plan.answer.prediction import _against_preemption
 from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.question.demand import batches
@@ -64,6 +64,17 @@ def test_devices_that_no_file_states_are_called_assumed(
     monkeypatch.chdir(tmp_path)  # another's lies where the command is given
     beside = import_config([exported / "config.yaml"])  # what was exported with it states them
     assert beside.run.devices == 16 and "assumed" not in describe(beside)
+
+
+def test_the_server_that_was_written_beside_an_exported_configuration_is_read_with_it(tmp_path: Path) -> None:
+    """One engine was assumed for the eight of the plan: 23 min 26 s for 5 min 44 s."""
+    plan = rlperf.plan_job(JOB.model_copy(update={"modes": ("disaggregated",)}))
+    rlperf.export_plan(plan, tmp_path)
+    for names in (["config.yaml"], ["config.sh"], ["config.sh", "config_server.sh"]):
+        read = import_config([tmp_path / name for name in names])
+        assert read.run.devices == 16 and "assumed" not in describe(read)
+        seconds = rlperf.predict_job(job_of(read)).rl_step_s
+        assert seconds == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-3)
 
 
 def test_a_folder_is_told_by_its_files(exported: Path) -> None:

@@ -124,8 +124,6 @@ def _read_one(path: Path, gathered: _Gathered) -> None:
     text = read_text(path)
     _read_planned(text, path, gathered)
     if path.suffix in (".yaml", ".yml", ".json"):
-        if gathered.planned.phase:  # an exported file's launcher is written beside it
-            _read_accelerate(str(path.with_name(f"{path.stem}_accelerate.yaml")), path, gathered)
         _read_header(text, path, gathered)
         _read_yaml(text, path, gathered)
     elif path.suffix == ".py":
@@ -142,6 +140,10 @@ def _read_planned(text: str, path: Path, gathered: _Gathered) -> None:
             told = f"is not of the phase of the files before it ({planned.phase}): each is a configuration, name one"
             raise SpecError(Problem(told, str(path)))
         gathered.planned = planned
+        if planned.phase:  # what launches an exported file, and answers it, is written beside it
+            _read_accelerate(str(path.with_name(f"{path.stem}_accelerate.yaml")), path, gathered)
+            if server := gathered.found(path.with_name(f"{path.stem}_server.sh")):
+                gathered.launcher |= next((_served(each) for each in commands(server[1]) if _serves(each)), {})
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------

@@ -291,3 +291,26 @@ def test_a_plan_takes_the_best_of_the_numbers_that_may_be_under_way(tmp_path: Pa
     audited = audit_config(tmp_path / "config.yaml", plan=False)
     assert audited.predicted is not None and not audited.findings
     assert audited.predicted.rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_plan_bounds_trajectories_where_its_files_can(tmp_path: Path) -> None:
+    """A number that the task states is no better than what is planned where it states none."""
+    engines = {"layout": {"tensor_parallel": 2}, "settings": {"memory_fraction": 0.9, "max_running": 64}}
+    trainer = {"layout": {"tensor_parallel": 4, "activation_recompute": "none"}, "settings": {"token_budget": 32096}}
+    asked = {**JOB, "framework": "slime", "modes": ["colocated"], "limits": {}, "architecture": "Qwen3-8B"}
+    asked["tasks"] = [{**JOB["tasks"][0], "prompts_per_step": 64}]
+    asked["pools"] = [{"role": "rollout", **engines}, {"role": "trainer", **trainer}]
+    plan = plan_job(Job.model_validate(asked))
+    phase = plan.phases[0]
+    assert phase.settings.max_trajectories == 256
+    assert "256 trajectories at once: rollout " in " ".join(phase.predicted.gains)
+    stated = {**asked, "tasks": [{**asked["tasks"][0], "max_trajectories": 256}]}
+    assert plan.objective <= 1.001 * plan_job(Job.model_validate(stated)).objective
+    export_plan(plan, tmp_path)
+    assert "--sglang-server-concurrency 64 " in (tmp_path / "config.sh").read_text()
+    audited = audit_config(tmp_path / "config.sh", plan=False)
+    assert audited.predicted is not None and not audited.findings
+    assert audited.predicted.rl_step_s == pytest.approx(phase.predicted.rl_step_s, rel=1e-9)
+    verl = plan_job(Job.model_validate({**asked, "framework": "verl"})).phases[0]
+    assert verl.settings.max_trajectories is None, "it has no key"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.plan.judge.at_once import most_at_once, refills, under_way, with_fewer_at_once
+from rlperf.plan.judge.at_once import FEWER, most_at_once, refills, under_way, with_fewer_at_once
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
@@ -144,10 +144,6 @@ ENOUGH = 1.02
 """A rollout this much longer than with any number of environments waits for none."""
 
 
-FEWER = 0.98
-"""Fewer trajectories at once are told where an rl_step takes no more than this of its time."""
-
-
 def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
     """How many trajectories at once serve best, where contexts are evicted while their tools run."""
     fewer = with_fewer_at_once(Judge(context, task), evaluation)
@@ -173,6 +169,7 @@ def environments(context: Context, task: TaskContext, evaluation: Evaluation) ->
     if stated is None or fewer:
         return fewer
     whole, name = under_way(evaluation), "rl_step" if refills(evaluation) else "rollout"
+    what = "environments" if task.task.max_trajectories else "trajectories"
 
     def seconds(most: int | None) -> float:
         demand = replace(evaluation.demand, batch=replace(batch, max_trajectories=most))
@@ -180,6 +177,9 @@ def environments(context: Context, task: TaskContext, evaluation: Evaluation) ->
         return found.rl_step_s if name == "rl_step" else float(found.seconds.rollout_s.mean())
 
     now, free = seconds(stated), seconds(None)
+    words = f"{stated:,} {what} at once: {name} {human_seconds(now)}, {human_seconds(free)} with any number"
+    if task.task.max_trajectories is None:
+        return (f"{words}, of which engines evict more contexts while their tools run",)
     best, enough, more = now, stated, stated
     while more < whole:
         more = min(2 * more, whole)
@@ -187,7 +187,6 @@ def environments(context: Context, task: TaskContext, evaluation: Evaluation) ->
         if then * ENOUGH > best:
             break
         best, enough = then, more
-    words = f"{stated:,} environments at once: {name} {human_seconds(now)}, {human_seconds(free)} with any number"
     if enough > stated:
         are = "serve best" if free > ENOUGH * best else "are enough"
         return (f"{words}; {enough:,} {are} ({human_seconds(best)})",)

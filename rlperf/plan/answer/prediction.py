@@ -24,6 +24,7 @@ from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.rollout_columns import awake_limits
 from rlperf.plan.search.splits import usage_of
 from rlperf.plan.search.trainer_columns import peak_limit
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
@@ -341,7 +342,7 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
     if (share := evicted_share(evaluation)) >= WORTH_A_WORD:
         each = preemptions(evaluation)
         what = f"{each:,.0f} preemptions per rl_step" if each >= 1.0 else "contexts evicted while their tools ran"
-        helps = _against_preemption(context) if each >= 1.0 else _against_eviction(context)
+        helps = _against_preemption(context) if each >= 1.0 else _against_eviction(context, evaluation.demand)
         found.append(f"{what} take {100 * share:.1f} % of the rollout: {helps}")
     return found
 
@@ -356,9 +357,11 @@ def _against_preemption(context: Context) -> str:
     return (", or ".join(helps) or chosen) + kept
 
 
-def _against_eviction(context: Context) -> str:
+def _against_eviction(context: Context, demand: Demand) -> str:
     """The same against contexts evicted while their tools run, which fewer places in the engine do not spare."""
-    raised = _more_cache(context)
+    raised, own = _more_cache(context), [task for task in context.job.tasks if task.name == demand.task]
+    if demand.batch.max_trajectories is not None and any(_open(task.max_trajectories) for task in own):
+        return "the planner chose max_trajectories with this counted"
     return f"raise {raised}, or lower max_trajectories" if raised else "lower max_trajectories"
 
 

@@ -14,8 +14,9 @@ from rlperf.specs.modes import Form
 
 WORTH_A_WORD = 0.01
 """Share of a rollout from which computing again what was evicted is advised against [1]."""
-TOO_FEW = 1.2
-"""No fewer trajectories at once are tried than a number with which an rl_step takes this much longer."""
+FEWER, TOO_FEW = 0.98, 1.2
+"""Fewer trajectories at once are worth it where an rl_step takes no more than this of its time; none are tried below a
+number with which it takes this much longer."""
 
 
 def refills(evaluation: Evaluation) -> bool:

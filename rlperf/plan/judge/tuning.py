@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
+from rlperf.plan.judge.at_once import FEWER, with_fewer_at_once
 from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart
 from rlperf.plan.judge.engine_cache import tuned_engines, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
@@ -17,7 +19,7 @@ from rlperf.plan.search.screen import Screened
 from rlperf.plan.search.split_columns import truncates
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.pool import Role
+from rlperf.specs.pool import LayoutValues, Role
 from rlperf.told import Tell, quiet
 
 UNHEARD = 4
@@ -41,7 +43,39 @@ def tuned(
     judged = evaluations(judge, demands, _beside_the_judged(context, screened, judged), facts, quiet, judged)
     budgets = [c for one in _best(context, judged, TUNED) for c in next_budgets(judge, one)]
     engines = tuned_engines(judge, _best_of_each_engine(context, judged), _best(context, judged, 1))
-    return evaluations(judge, demands, [*budgets, *engines], facts, quiet, judged)
+    judged = evaluations(judge, demands, [*budgets, *engines], facts, quiet, judged)
+    if facts is None or not facts.states_trajectories:
+        return judged
+    open_ = [one for one in _best(context, judged, 1) if one.demand.batch.max_trajectories is None]
+    return judged + tuple(fewer for one in open_ for fewer in _fewer_at_once(judge, one, screened))
+
+
+def _fewer_at_once(judge: Judge, best: Evaluation, screened: Screened) -> list[Evaluation]:
+    """Fewer trajectories at once with the ``best``; the best number of them with other engines, and with these others.
+
+    What spares it evictions need not be what it was chosen for: engines that evict least, or a trainer parked in host
+    memory, to leave them more.
+    """
+    fewer = with_fewer_at_once(judge, best)
+    least = min(fewer, key=_seconds, default=best)
+    if least.rl_step_s > FEWER * best.rl_step_s:
+        return []
+    one, demand = best.configuration, least.demand
+    alike = [c for c in screened.configurations if (c.mode, c.variant, c.batch) == (one.mode, one.variant, one.batch)]
+    engines: dict[LayoutValues, list[Configuration]] = {}
+    for configuration in alike:
+        engines.setdefault(configuration.pool("rollout").layout, []).append(configuration)
+
+    def judged(configurations: Iterable[Configuration]) -> list[Evaluation]:
+        return [judge.evaluate(demand, replace(each, batch=demand.batch)) for each in configurations]
+
+    others = judged(own[0] for layout, own in engines.items() if layout != one.pool("rollout").layout)
+    first = min([least, *others], key=_seconds).configuration.pool("rollout").layout
+    return [*fewer, *others, *judged(each for each in engines[first][:BESIDE] if each != one)]
+
+
+def _seconds(evaluation: Evaluation) -> float:
+    return evaluation.rl_step_s
 
 
 def evaluations(

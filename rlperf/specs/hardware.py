@@ -23,14 +23,12 @@ from rlperf.specs.calibration import (
     load_device_calibration,
 )
 from rlperf.specs.calibration_files import calibration_names, find_calibration
-from rlperf.specs.cluster import Cluster, Device, Link
+from rlperf.specs.cluster import Attained, Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
 from rlperf.specs.profiles import load_cluster, load_device, load_link
 
 Lent = PrefillFit | LatentFit | AbsorptionFit | MoeFit | DispatchFit | ExchangeFit | ScanFit | SparseFit | StreamsFit
 Fit = TypeVar("Fit", GemmFit, DecodeFit, LatentFit, AbsorptionFit, MoeFit, ScanFit, SparseFit, StreamsFit)
-_MIXERS = ("prefill", "encoder", "latent_prefill", "latent_decode", "absorption", "scan", "sparse", "streams")
-"""Sections of a calibration that hold kernels of mixers over prompts, or of other mixers than grouped queries."""
 BEST_READ = 0.95
 """Share of the data sheet's bandwidth beyond which no ratio brings a kernel."""
 
@@ -60,13 +58,12 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
 
     A share of the data sheet carries over only between devices whose clocks and caches keep up alike: an L40S reaches
     less of its peak than an RTX PRO 6000. Products and attention over prompts go by the ratio of the attained shares of
-    the peak (fp8 and narrower by that of fp8 where both state it), all that reads memory by that of bandwidth.
+    the peak (fp8 and narrower by that of fp8 where both state it), all that reads memory by that of bandwidth. No
+    product is brought beyond the peak of its dtype: where memory held a kernel on the relative, timings there tell
+    little of its products, and shares above 1 would count on a device of slower ones (H20).
     """
     products = tuple(_narrow(fit, _peak(device) / _peak(relative)) for fit in constants.gemm)
-    constants = constants.model_copy(update={"gemm": products})
-    mine, theirs = device.attained, relative.attained
-    if mine is None or theirs is None:
-        return constants
+    mine, theirs = device.attained or Attained(), relative.attained or Attained()
     wide = _ratio(mine.bf16, device.peaks.bf16, theirs.bf16, relative.peaks.bf16) or 1.0
     narrow = _ratio(mine.fp8, device.peaks.fp8, theirs.fp8, relative.peaks.fp8) or wide
     read = _ratio(mine.memory, device.memory_bandwidth, theirs.memory, relative.memory_bandwidth) or 1.0
@@ -74,7 +71,9 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
     def brought(fit: Fit, compute: float) -> Fit:
         changes = {"memory": min(fit.memory * read, max(fit.memory, BEST_READ))}
         if not isinstance(fit, DecodeFit | StreamsFit):
-            changes["compute"] = fit.compute * compute
+            changes["compute"] = min(fit.compute * compute, 1.0)
+        if isinstance(fit, SparseFit):
+            changes["index_compute"] = min(fit.index_compute, 1.0)
         return fit.model_copy(update=changes)
 
     def rate(dtype: str) -> float:
@@ -82,7 +81,7 @@ def at_published_rates(constants: DeviceCalibration, device: Device, relative: D
 
     return constants.model_copy(
         update={
-            "gemm": tuple(brought(fit, rate(fit.dtype)) for fit in constants.gemm),
+            "gemm": tuple(brought(fit, rate(fit.dtype)) for fit in products),
             "decode": tuple(brought(fit, 1.0) for fit in constants.decode),
             **{
                 name: tuple(fit.model_copy(update={"compute": fit.compute * wide}) for fit in getattr(constants, name))
@@ -122,9 +121,10 @@ def with_relatives_kernels(
     attention kernels over prompts of its generation.
 
     What was not timed on the relative either is asked of the relative's own; ``asked`` names those whom it came from.
+    What is told from served rows holds for all that was served: nothing timed elsewhere goes beside it.
     """
     asked = (*asked, device.name)
-    nearest = _nearest(device, asked, folder)
+    nearest = None if constants.told else _nearest(device, asked, folder)
     if nearest is None:
         return constants
     related = load_device(nearest, folder)
@@ -136,8 +136,6 @@ def with_relatives_kernels(
     dispatched = {(fit.kernel, fit.group) for fit in constants.dispatch}
     scanned, chosen = ({(fit.mixer, fit.phase) for fit in fits} for fits in (constants.scan, constants.sparse))
     lent = at_published_rates(relative, device, related)
-    if constants.told:  # nothing of its mixers is told either
-        lent = lent.model_copy(update=dict.fromkeys(_MIXERS, ()))
     found: dict[str, Sequence[Lent]] = {
         "prefill": [fit for fit in lent.prefill if alike and (fit.kernel, fit.kv_dtype) not in prompts],
         "encoder": () if constants.encoder else lent.encoder,
@@ -189,11 +187,8 @@ def capability(device: Device) -> str:
 def lent_by(
     constants: DeviceCalibration, related: Device, device: Device, folder: Path | str | None = None
 ) -> DeviceCalibration:
-    """Constants of a relative as those of a device that nobody timed, kernels that the relative borrows included.
-
-    What is told from served rows holds for all that was served: nothing timed elsewhere goes beside it.
-    """
-    whole = constants if constants.told else with_relatives_kernels(constants, related, folder, (device.name,))
+    """Constants of a relative as those of a device that nobody timed, kernels that the relative borrows included."""
+    whole = with_relatives_kernels(constants, related, folder, (device.name,))
     runs = tuple(fit for fit in whole.moe if not fit.timed_on or _has_units(device, fit.dtype))
     return at_published_rates(whole.model_copy(update={"moe": runs}), device, related)
 

@@ -128,7 +128,8 @@ class Choosing(Softmax):
         seconds = chosen_with(
             replica.hw.device, fit, work, asked.queries, scored, read, index_keys, asked.choices, asked.longest * each
         )
-        flop = read * work.heads * work.pair_flop + scored * work.index_flop
+        narrow = sheet_flop_per_s(replica.hw, "fp8") / sheet_flop_per_s(replica.hw, "bf16")  # keys are scored in fp8
+        flop = read * work.heads * work.pair_flop + scored * work.index_flop / narrow
         moved = index_keys * work.index_bytes + (read if phase == "generation" else index_keys) * work.key_bytes
         return attention_operator(replica, f"{self.table.replace('_', ' ')} attention", count, seconds, flop, moved)
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rlperf.cost.roofline import as_float
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.phases import evaluate_phase, phases_of
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.judge.timeline import step_view
+from rlperf.plan.judge.timeline import execution_in, stages_of, step_view
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
+from rlperf.sim.rl_step.modes import step_seconds
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
-from rlperf.specs.modes import MODES
+from rlperf.specs.modes import MODES, Form
+
+LITTLE = 0.01
+"""Share of the training's seconds by which it is changed to see what an rl_step keeps of them [1]."""
 
 
 def steps_of_job(context: Context, facts: FrameworkFacts | None = None) -> tuple[PredictedSteps, tuple[str, ...]]:
@@ -33,13 +40,26 @@ def steps_of_plan(plan: Plan, context: Context, task: str | None = None) -> tupl
 
 
 def _waits(evaluation: Evaluation) -> tuple[str, ...]:
-    """Which pool waits for the other, where they work at the same time."""
+    """Which pool waits for the other, where they work at the same time; and where neither sets the pace."""
     if not MODES[evaluation.configuration.mode].runs_ahead:
         return ()
     idle = step_view(evaluation).idle_share
     most = max(idle, key=lambda pool: idle[pool])
     shares = ", ".join(f"{pool} {share:.0%}" for pool, share in idle.items())
-    return (f"the {most} pool waits most; without work, of each pool's device time: {shares}",)
+    return (f"the {most} pool waits most; without work, of each pool's device time: {shares}", *_bound(evaluation))
+
+
+def _bound(evaluation: Evaluation) -> tuple[str, ...]:
+    """That the bound on staleness sets the pace, so that the trainer's losses above are more than an rl_step saves."""
+    execution, stages = execution_in(evaluation), stages_of(evaluation).times()
+    less = replace(stages, training_s=(1.0 - LITTLE) * as_float(stages.training_s))
+    spared = float(step_seconds(execution, stages) - step_seconds(execution, less))
+    kept = spared / (LITTLE * float(stages.training_s))
+    if execution.form != Form.REFILLED or not LITTLE < kept < 1.0 - LITTLE:
+        return ()
+    bound = f"the bound on staleness ({evaluation.configuration.staleness}) sets the pace"
+    saved = f"of a second less in scoring, training or weight sync an rl_step keeps {kept:.1f} s"
+    return (f"{bound}: {saved} (losses and gains here are of all of it)",)
 
 
 def _phase_note(plan: Plan, phase: Phase) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from rlperf.diagnose.sources import scaled_job, steps_of_job, steps_of_plan
 from rlperf.errors import Problem, SpecError
 from rlperf.files import listed
 from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.expressible import frameworks_with
 from rlperf.frameworks.logs.read import out_of_memory, read_log
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
@@ -30,7 +31,6 @@ from rlperf.specs.job_document import SCRIPTS, read_job_document
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
-from rlperf.techniques import frameworks_with
 from rlperf.units import human_seconds
 from rlperf.workload import read_recording
 

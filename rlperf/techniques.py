@@ -18,9 +18,7 @@ import numpy as np
 from rlperf.alternatives import BASE, Judged, changed_job, job_and_folder, judged_plan, planned
 from rlperf.api import Jobs, ask, job_of
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError, did_you_mean
-from rlperf.frameworks.adapter import framework_facts, states
-from rlperf.frameworks.registry import FRAMEWORKS, adapter_of
-from rlperf.frameworks.run import ref
+from rlperf.frameworks.expressible import frameworks_with
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import Side, compare_weighted
 from rlperf.processes import over_cores
@@ -398,22 +396,3 @@ def _in_the_way(technique: Technique, side: Side) -> str:
     cost = side.evaluation.cost
     host = float(cost.host_s / cost.decode_s(1.0, 4096.0))
     return f"{said}, and the host is {100 * host:.0f} % of an engine_step in its tail"
-
-
-def frameworks_with(key: str, value: object = None) -> tuple[str, ...]:
-    """Frameworks whose newest version has a key for a setting of a pool (that holds ``value``), or a mode.
-
-    >>> "trl" in frameworks_with("rollout.speculation"), "verl" in frameworks_with("rollout.speculation")
-    (False, True)
-    """
-    found = []
-    for name in FRAMEWORKS:
-        facts = framework_facts(name)
-        if "." not in key:
-            able = key in facts.modes
-        else:
-            adapter = adapter_of(name)
-            able = any(states(adapter, None, engine, ref(key), facts.backends, value) for engine in facts.engines)
-        if able:
-            found.append(name)
-    return tuple(found)

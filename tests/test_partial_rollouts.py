@@ -10,10 +10,10 @@ import pytest
 from rlperf.api import ask, plan_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.export import plan_texts
+from rlperf.frameworks.expressible import frameworks_with
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.specs.job import Job
-from rlperf.techniques import frameworks_with
 
 from .test_plan_decisions import TASK, drifting, job
 

@@ -17,6 +17,7 @@ from rlperf.alternatives import changed_job
 from rlperf.api import ask
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.frameworks.export import plan_texts
+from rlperf.frameworks.expressible import frameworks_with
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.plan.question.context import resolve
@@ -24,7 +25,7 @@ from rlperf.report.table import text_table
 from rlperf.specs.job import Job
 from rlperf.specs.job_document import read_job_document
 from rlperf.specs.reader import validate
-from rlperf.techniques import HEAD, TECHNIQUES, GainTable, frameworks_with, gains
+from rlperf.techniques import HEAD, TECHNIQUES, GainTable, gains
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "techniques.md"
 NAMES = (
@@ -284,3 +285,13 @@ def test_tasks_that_take_turns_are_asked_together() -> None:
     assert found.rl_step_s == pytest.approx(sum(steps))
     (unchanged,) = rlperf.what_if(both, draws=1).rows
     assert unchanged.rl_step_s == pytest.approx(sum(steps))
+
+
+def test_what_a_framework_has_no_key_for_is_refused_with_those_that_have_one() -> None:
+    """A V100 asks for fp16 and every refusal said "leave it out, as it runs bf16", which the device cannot."""
+    pools = [{"role": "rollout", "settings": {"rollout_dtype": "fp16"}}]
+    job = rlperf.short_job("Qwen2.5-3B", 8, "v100", framework="openrlhf", max_response="4k")
+    with pytest.raises(
+        SpecError, match=r"no key for rollout\.rollout_dtype.*name one that has: areal, nemo_rl, verl\)"
+    ):
+        rlperf.plan_job(job, pools=pools)

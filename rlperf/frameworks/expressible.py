@@ -19,7 +19,7 @@ from rlperf.frameworks.fields import Target
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.old_policy import in_its_files
 from rlperf.frameworks.readback import USUAL
-from rlperf.frameworks.registry import adapter_of, split_name
+from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.frameworks.run import Ref, RolloutRun, Run, TrainerRun, ref
 from rlperf.frameworks.scorer_keys import Jobs, displaced_scorers, homeless_scorers, unsayable_scorers, ways_of
 from rlperf.plan.question.context import engine_named, keys_of, with_trainers
@@ -215,6 +215,25 @@ def _can_say(job: Job, facts: FrameworkFacts, backend: str, folder: Path | None)
     return all(able for _, able, _ in _keyless(job, facts, pool, folder, (backend,)))
 
 
+def frameworks_with(key: str, value: object = None) -> tuple[str, ...]:
+    """Frameworks whose newest version has a key for a setting of a pool (that holds ``value``), or a mode.
+
+    >>> "trl" in frameworks_with("rollout.speculation"), "verl" in frameworks_with("rollout.speculation")
+    (False, True)
+    """
+    found = []
+    for name in FRAMEWORKS:
+        facts = framework_facts(name)
+        if "." not in key:
+            able = key in facts.modes
+        else:
+            adapter = adapter_of(name)
+            able = any(states(adapter, None, engine, ref(key), facts.backends, value) for engine in facts.engines)
+        if able:
+            found.append(name)
+    return tuple(found)
+
+
 def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> list[Problem]:
     """Settings that a job states and no file of its framework can, where the framework runs something else."""
     found, table, asked = [], key_table(facts.name), split_name(job.framework)[1]
@@ -230,7 +249,8 @@ def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> li
                 if why := facts.unwritten.get(f"{pool.role}.{name}"):
                     message = f"rlperf writes no {pool.role}.{name} ({said}) for {facts.name} {facts.version}: {why}"
                 runs = "" if usual == (None,) else f", as it runs {' or '.join(map(str, usual))}"
-                other = "or name another framework"
+                elsewhere = frameworks_with(f"{pool.role}.{name}", given[0] if isinstance(given, tuple) else given)
+                other = f"or name one that has: {', '.join(elsewhere)}" if elsewhere else "or name another framework"
                 if name in NOWHERE:
                     other = "as no framework has a key; `rlperf predict` tells it"
                 hint = f"its files could not say it: leave it out{runs}, {other}"

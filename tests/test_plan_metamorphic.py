@@ -158,6 +158,19 @@ def test_of_engines_that_the_trainer_waits_for_neither_way_the_fastest_is_judged
     assert pinned is not None and opened is not None and opened <= pinned * (1 + 1e-9)
 
 
+@pytest.mark.slow
+def test_a_trainer_of_fewer_replicas_is_judged_beside_one_of_more() -> None:
+    """Four replicas wait less for each other than eight: closed forms had them 0.1 % behind, and left them out."""
+    task = {**TASK, "workload": "programming", "prompts_per_step": 64, "group_size": 4, "mini_batch": 32,
+            "max_prompt_tokens": 1024, "max_response_tokens": 1024}  # fmt: skip
+    asked = {"architecture": "Qwen2.5-32B", "cluster": "mi300x_node", "framework": "slime", "nodes": 4, "tasks": [task],
+             "modes": ["colocated"], "engine": "sglang", "algorithm": "dapo", "objective": BOLD}  # fmt: skip
+    pinned, opened = (
+        objective({**asked, "pools": pools}) for pools in ([{"role": "trainer", "layout": {"context_parallel": 2}}], [])
+    )
+    assert pinned is not None and opened is not None and opened <= pinned * (1 + 1e-9)
+
+
 def test_engines_hold_the_longest_request_that_turns_make() -> None:
     """What tools append is beyond the batch's limits: a cache for 3,072 tokens met a request of 5,638."""
     task = {**TASK, "workload": "searching", "prompts_per_step": 64, "mini_batch": 32, "max_prompt_tokens": 1024}

@@ -153,14 +153,21 @@ def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation
 def _beside_the_judged(
     context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
 ) -> list[Configuration]:
-    """Near candidates with the engines or the trainer that judged best, where closed forms had others first.
+    """Near candidates with the engines or the trainer that judged best, and other batches with both of them.
 
-    Of engines that closed forms hold level the first is judged with other trainers; events may prefer another.
+    Of what closed forms hold level, engines or updates of a batch, the first is judged with other trainers; events may
+    prefer another.
     """
     best = _best(context, evaluations, 1)[0].configuration
     seen = {e.configuration for e in evaluations}
-    near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
-            if priced <= NEAR * screened.priced[0] and (c.mode, c.batch) == (best.mode, best.batch)]  # fmt: skip
     roles: tuple[Role, ...] = ("rollout", "trainer")
-    beside = (c for role in roles for c in near if c.pool(role).layout == best.pool(role).layout and c not in seen)
-    return list(dict.fromkeys(beside))[:BESIDE]
+
+    def shared(one: Configuration) -> list[Role]:
+        return [role for role in roles if one.pool(role).layout == best.pool(role).layout]
+
+    ranked = [(c, priced) for c, priced in zip(screened.configurations, screened.priced, strict=True)
+              if c.mode == best.mode and c not in seen]  # fmt: skip
+    near = [c for c, priced in ranked if priced <= NEAR * screened.priced[0] and c.batch == best.batch]
+    beside = [c for role in roles for c in near if role in shared(c)]
+    batches = [c for c, _ in ranked if c.batch != best.batch and len(shared(c)) == len(roles)]
+    return [*list(dict.fromkeys(beside))[:BESIDE], *batches[:BESIDE]]

@@ -140,6 +140,8 @@ def _of_jobs(context: Context, task: TaskContext, evaluation: Evaluation) -> tup
     return (f"{jobs} LoRA jobs of {own.prompts} prompts on one base: rl_step {now}, {instead}",)
 
 
+FEWER_SERVE = "trajectories at once (max_trajectories)"
+"""How a line reads that tells how many trajectories under way serve better than those that are."""
 ENOUGH = 1.02
 """A rollout this much longer than with any number of environments waits for none."""
 
@@ -151,7 +153,7 @@ def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -
     if best.rl_step_s > FEWER * evaluation.rl_step_s:
         return ()
     at, most = best.demand.batch.max_trajectories or 0, most_at_once(evaluation)
-    words = f"{at:,} trajectories at once (max_trajectories) instead of {most:,}: rl_step "
+    words = f"{at:,} {FEWER_SERVE} instead of {most:,}: rl_step "
     instead = f"instead of {human_seconds(evaluation.rl_step_s)}"
     why = "since fewer contexts are evicted while their tools run"
     return (f"{words}{human_seconds(best.rl_step_s)} {instead}, {why}",)

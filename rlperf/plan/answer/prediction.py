@@ -12,7 +12,7 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer.knobs import first_knob
 from rlperf.cost.trainer.memory import DEVICE_PARTS
 from rlperf.cost.trainer.update import experts_timed
-from rlperf.plan.answer.gains import gains
+from rlperf.plan.answer.gains import FEWER_SERVE, gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
@@ -50,6 +50,8 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     trainer = context.trainers[int(evaluation.trainer.backend[0])].calibration
     rows = (*rollout_shares(context, task, evaluation), *trainer_shares(context, task, evaluation)) if operators else ()
     unlike = _unlike(context, task, evaluation)
+    gained = gains(context, task, evaluation) if operators else ()
+    fewer = not operators or any(FEWER_SERVE in line for line in gained)
     return Prediction(
         rl_step_s=step,
         low_s=low,
@@ -62,7 +64,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         truncated_fraction=demand.truncated_fraction,
         scorers=scorer_uses(context, evaluation),
         critic=critic_use(context, evaluation),
-        gains=gains(context, task, evaluation) if operators else (),
+        gains=gained,
         idle_fraction=idle_fractions(evaluation),
         operators=rows,
         assumed=assumptions(context, evaluation),
@@ -73,7 +75,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         ),
         fits=not over and not cache_shortage(evaluation),
         warnings=(*_warnings(context, task, evaluation), *_unfiltered(context, evaluation)),
-        advice=tuple(advice(evaluation, memory, over, context)),
+        advice=tuple(advice(evaluation, memory, over, context, fewer=fewer)),
     )
 
 
@@ -327,10 +329,13 @@ def _machines(context: Context) -> tuple[Hardware, ...]:
     return (context.hardware, context.rollout_hardware) if context.own_rollout else (context.hardware,)
 
 
-def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], context: Context) -> list[str]:
+def advice(
+    evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], context: Context, *, fewer: bool
+) -> list[str]:
     """The first knob to turn where it does not fit; what limits the rollout otherwise.
 
-    A knob that the planner has set itself is not advised against, and none that files of the framework lack.
+    A knob that the planner has set itself is not advised against, and none that files of the framework lack, nor fewer
+    trajectories at once where they were judged to take longer (``fewer`` says otherwise).
     """
     found = []
     for role in over:
@@ -342,7 +347,7 @@ def advice(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Rol
     if (share := evicted_share(evaluation)) >= WORTH_A_WORD:
         each = preemptions(evaluation)
         what = f"{each:,.0f} preemptions per rl_step" if each >= 1.0 else "contexts evicted while their tools ran"
-        helps = _against_preemption(context) if each >= 1.0 else _against_eviction(context, evaluation.demand)
+        helps = _against_preemption(context) if each >= 1.0 else _against_eviction(context, evaluation.demand, fewer)
         found.append(f"{what} take {100 * share:.1f} % of the rollout: {helps}")
     return found
 
@@ -357,12 +362,13 @@ def _against_preemption(context: Context) -> str:
     return (", or ".join(helps) or chosen) + kept
 
 
-def _against_eviction(context: Context, demand: Demand) -> str:
+def _against_eviction(context: Context, demand: Demand, fewer: bool) -> str:
     """The same against contexts evicted while their tools run, which fewer places in the engine do not spare."""
     raised, own = _more_cache(context), [task for task in context.job.tasks if task.name == demand.task]
     if demand.batch.max_trajectories is not None and any(_open(task.max_trajectories) for task in own):
         return "the planner chose max_trajectories with this counted"
-    return f"raise {raised}, or lower max_trajectories" if raised else "lower max_trajectories"
+    helps = [f"raise {raised}"] * bool(raised) + ["lower max_trajectories"] * fewer
+    return ", or ".join(helps) or "fewer trajectories at once would gain nothing"
 
 
 def _more_cache(context: Context) -> str:

@@ -85,6 +85,25 @@ def test_two_gb200_reduce_prompts_as_two_b200_do() -> None:
     assert all_reduce_s(*small, implementation="custom") < 0.6 * all_reduce_s(*small)
 
 
+def test_units_for_four_bits_serve_an_engine_that_has_kernels_for_them() -> None:
+    """mxfp4 experts on RTX PRO 6000 were timed with Marlin, in vLLM and SGLang; on B200 none runs it."""
+    named = {
+        name: [replica_of("gpt-oss-20b", load_hardware(name), "mxfp4", engine).roles.expert for engine in range(3)]
+        for name in ("rtx_pro_6000_server", "rtx_5090", "b200_sxm", "mi355x", "h100_sxm")
+    }
+    assert named["rtx_pro_6000_server"] == named["rtx_5090"] == ["mxfp4", "mxfp4", "w4a8_mxfp4"]
+    assert set(named["b200_sxm"]) == {"w4a8_mxfp4"} and set(named["mi355x"]) == {"w4a4_mxfp4"}
+    assert set(named["h100_sxm"]) == {"mxfp4"}
+
+
+@pytest.mark.parametrize("engine", range(2))
+def test_an_rtx_5090_decodes_mxfp4_no_slower_than_an_rtx_4090(engine: int) -> None:
+    """It has 1.8 times the bandwidth, and took 1.2 times as long with kernels that these engines do not run."""
+    new, old = (replica_of("gpt-oss-20b", load_hardware(name), "mxfp4", engine) for name in ("rtx_5090", "rtx_4090"))
+    few = RUNNING[:3]
+    assert np.all(decode_step_s(new, few, few * 2048) < decode_step_s(old, few, few * 2048))
+
+
 def test_nothing_stands_beside_what_served_rows_told() -> None:
     """B200 had lent MI355X its experts in int4 (Marlin): half as fast as those of MI350X."""
     told = load_hardware("mi355x")

@@ -58,7 +58,8 @@ def _engine() -> EngineCalibration:
 
 def stand_ins(arch: Architecture, hw: Hardware, precision: str) -> list[str]:
     """Precisions whose constants serve for products and experts; empty where those asked for have their own."""
-    roles, kernels = roles_of(arch, hw, precision), _engine().moe_kernels
+    kernels = _engine().moe_kernels
+    roles = roles_of(arch, hw, precision, kernels)
     found: dict[str, list[str]] = {}
     own = own_dtypes(precision)
     dense, taken = gemm_fit(hw, roles.projection)
@@ -76,7 +77,7 @@ def stand_ins(arch: Architecture, hw: Hardware, precision: str) -> list[str]:
 
 def cell(arch: Architecture, hw: Hardware, precision: str) -> str:
     """Standing of one device, family and precision."""
-    roles = roles_of(arch, hw, precision)
+    roles = roles_of(arch, hw, precision, _engine().moe_kernels)
     missing = dict.fromkeys(lack for half in stack_of(arch).halves if (lack := half.layer.lacks(hw, _engine())))
     word, parts = basis_of(hw)
     parts += [_borrowed(text) for text in missing] + stand_ins(arch, hw, precision)

@@ -87,7 +87,7 @@ class Basis:
 
 def borrowed_weights(arch: Architecture, hw: Hardware, engine: EngineCalibration, gemm_dtype: str) -> str:
     """Why products of weight-only formats are not measured; empty where those of experts are, and no others occur."""
-    roles = roles_of(arch, hw, gemm_dtype)
+    roles = roles_of(arch, hw, gemm_dtype, engine.moe_kernels)
     if arch.experts is None or dtype_of(roles.projection).weights_alone:
         return f"{gemm_dtype} products have no kernel table"
     fit, stand_in = moe_fit(hw, roles.expert, engine.moe_kernels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +70,8 @@ the output projection, as their lists of excluded modules say (DeepSeek-V3.2, wh
 Kimi-K2.5). GLM-5.2's and Gemma 4's exclude all of it."""
 
 
-def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
-    """Which weights a checkpoint of ``gemm_dtype`` quantises.
+def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str, kernels: Sequence[str] = ()) -> Roles:
+    """Which weights a checkpoint of ``gemm_dtype`` quantises; ``kernels`` are those of the engine's experts.
 
     fp8 and weight-only int8 quantise every product but the head. Four-bit checkpoints of mixtures of experts quantise
     the experts alone (attention and dense layers stay bf16) unless `KEEPS_FP8` or `QUANTISED_BESIDE` says more; those
@@ -84,7 +84,7 @@ def roles_of(arch: Architecture, hw: Hardware, gemm_dtype: str) -> Roles:
     if gemm_dtype == "fp8" and (arch.checkpoint_dtype == "fp8" or arch.family in BLOCK_SCALED):
         expert = gemm_dtype = "fp8_block"
     if gemm_dtype == "mxfp4":
-        expert = native_mxfp4(hw, hw.calibration.moe)
+        expert = native_mxfp4(hw, hw.calibration.moe, kernels)
     rest = gemm_dtype
     if gemm_dtype in ("nvfp4", "mxfp4", "int4_wo") and arch.experts is not None:
         rest = "fp8_block" if arch.family in KEEPS_FP8 and gemm_dtype != "int4_wo" else "bf16"
@@ -97,10 +97,19 @@ NATIVE_MXFP4 = ("w4a4_mxfp4", "w4a8_mxfp4")
 """What mxfp4 weights are multiplied with on four-bit units: activations in mxfp4 (AMD) or mxfp8 (NVIDIA)."""
 
 
-def native_mxfp4(hw: Hardware, fits: Iterable[GemmFit | MoeFit]) -> str:
-    """The dtype that products of mxfp4 weights run in: that of the kernels known, else NVIDIA's four bits."""
+def native_mxfp4(hw: Hardware, fits: Sequence[GemmFit | MoeFit], kernels: Sequence[str] = ()) -> str:
+    """The dtype that products of mxfp4 weights run in: that of the kernels known, else NVIDIA's four bits.
+
+    Of ``kernels``, named as in `rlperf.cost.moe.moe_fit`, the first that the device was timed with decides: units for
+    four bits serve no engine that has no kernel for them there (Marlin widens mxfp4 on RTX PRO 6000, for vLLM and
+    SGLang; TensorRT-LLM's CUTLASS does not).
+    """
     if hw.device.peaks.fp4 is None:
         return "mxfp4"
+    known = {(fit.kernel, fit.dtype) for fit in fits}
+    for dtype, name in ((dtype, name) for name in kernels for dtype in (*NATIVE_MXFP4, "mxfp4")):
+        if (name.removeprefix(f"{dtype}:"), dtype) in known:
+            return dtype
     return next((fit.dtype for fit in fits if fit.dtype in NATIVE_MXFP4), "nvfp4")
 
 
@@ -142,7 +151,7 @@ class Replica:
             arch=arch,
             hw=hw,
             engine=engine.at(hw.device.name, arch.family, arch.name, gemm_dtype),
-            roles=roles_of(arch, hw, gemm_dtype),
+            roles=roles_of(arch, hw, gemm_dtype, engine.moe_kernels),
             kv_dtype="bf16" if kv_dtype == "fp16" else kv_dtype,
             tensor=tensor,
             pipeline=as_float(layout.pipeline_parallel),

@@ -153,6 +153,28 @@ def test_a_model_that_only_the_environment_names_is_asked_for(reference: str, tm
     assert import_config([script, "MODEL=Qwen/Qwen3-8B"]).run.architecture == "Qwen/Qwen3-8B"
 
 
+@pytest.mark.parametrize(
+    ("said", "hint", "more"),
+    [
+        ("$WORLD", "say WORLD=VALUE behind the file, or state it in a second file", ["WORLD=4"]),
+        ("$(wc -l < hosts)", "state it in a second file", ["more.txt"]),
+    ],
+)
+def test_numbers_that_only_the_shell_knows_are_named(said: str, hint: str, more: list[str], tmp_path: Path) -> None:
+    """It was "a value has the wrong type for verl: invalid literal for int() with base 10"."""
+    script = tmp_path / "run.sh"
+    keys = "actor_rollout_ref.model.path=Qwen/Qwen3-8B algorithm.adv_estimator=grpo trainer.experiment_name=$NAME"
+    script.write_text(f"python3 -m verl.trainer.main_ppo {keys} trainer.nnodes={said}\n")
+    with pytest.raises(SpecError) as found:
+        import_config([script])
+    [problem] = found.value.problems
+    assert problem.message.startswith("trainer.nnodes is $") and "only the shell knows" in problem.message
+    assert problem.line == 1 and (problem.suggestion or "").startswith(hint)
+    (tmp_path / "more.txt").write_text("trainer.nnodes=4\n")
+    named = [tmp_path / name if name.endswith(".txt") else name for name in more]
+    assert import_config([script, *named]).run.devices == 32
+
+
 def test_a_launch_script_given_for_a_log_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(f"{LAUNCH}\n")

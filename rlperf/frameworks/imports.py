@@ -122,6 +122,8 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, SpecError):
             raise
+        if asked := _asked_of_the_shell(source, target):
+            raise SpecError(asked) from error
         none = isinstance(error, ZeroDivisionError)
         wrong = "is 0 where others are divided by it" if none else f"has the wrong type for {adapter.title}: {error}"
         raise SpecError(Problem(f"a value {wrong}", file)) from error
@@ -132,6 +134,20 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     run = replace(run, scorers=scorers)
     newer = read_as(adapter.name, version, target.table.versions)
     return Imported(adapter, target, source, run, understood | read, known, illegal, unread, newer)
+
+
+def _asked_of_the_shell(source: Source, target: Target) -> list[Problem]:
+    """Keys of numbers and flags that a script leaves to what runs where it is started, with how to say them."""
+    found = []
+    for key, value in source.keys.items():
+        spec = target.table.find(key, target.version)
+        if isinstance(value, str) and "$" in value and spec is not None and spec.complaint("text"):
+            file, line = source.lines.get(key, ("", None))
+            unset = _VARIABLE.search(value)
+            hint = "state it in a second file, behind this one"
+            hint = f"say {unset[1]}=VALUE behind the file, or {hint}" if unset else hint
+            found.append(Problem(f"{key} is {value}, which only the shell knows", file, line, hint))
+    return found
 
 
 def _rolls_out(source: Source, file: str) -> None:
@@ -148,6 +164,8 @@ def other_trainers(run: Run) -> tuple[str, ...]:
     return tuple(getattr(run.facts, "others", ()))
 
 
+_VARIABLE = re.compile(r"\$\{?(?:oc\.env:)?(\w+)")
+"""What the environment of a launch would have filled in."""
 _TYPED = {"slime": "miles"}
 """Where the flags of a framework were listed without types: the fork whose own parser has them."""
 
@@ -290,10 +308,6 @@ def planned_at_once(imported: Imported, workload: str | None) -> int | None:
     """Trajectories under way at once by the header of an exported file; None where other lengths are asked for."""
     planned = imported.source.planned
     return int(planned.at_once.replace(",", "")) if planned.at_once and workload in (None, planned.lengths) else None
-
-
-_VARIABLE = re.compile(r"\$\{?(?:oc\.env:)?(\w+)")
-"""What the environment of a launch would have filled in."""
 
 
 def job_of(

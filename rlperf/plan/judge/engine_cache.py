@@ -63,13 +63,10 @@ def with_parked_trainer(judge: Judge, evaluation: Evaluation) -> Configuration |
     return parked if hosts_hold(judge.context, Layout.of_values(trainer.layout), host).all() else None
 
 
-def tuned_engines(
-    judge: Judge, engines: Sequence[Evaluation], best: Sequence[Evaluation]
-) -> list[Configuration]:  # fmt: skip
-    """What is left to try of the best with each of the ``engines``, and of the ``best`` of all."""
+def tuned_engines(judge: Judge, engines: Sequence[Evaluation]) -> list[Configuration]:
+    """What is left to try of the best with each of the ``engines``: other numbers of requests at once."""
     running = [c for one in engines if (c := with_all_running(judge, one)) is not None]
-    places = [c for one in engines for c in other_places(judge, one)]
-    return [*running, *places, *(c for one in best for c in with_less_cache(judge, one))]
+    return [*running, *(c for one in engines for c in other_places(judge, one))]
 
 
 def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlperf.plan.judge.at_once import FEWER, with_fewer_at_once
 from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart
-from rlperf.plan.judge.engine_cache import tuned_engines, with_more_cache, with_parked_trainer
+from rlperf.plan.judge.engine_cache import tuned_engines, with_less_cache, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.finalists import NEAR
 from rlperf.plan.judge.value import valued
@@ -19,6 +19,7 @@ from rlperf.plan.search.screen import Screened
 from rlperf.plan.search.split_columns import truncates
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.modes import MODES
 from rlperf.specs.pool import LayoutValues, Role
 from rlperf.told import Tell, quiet
 
@@ -26,6 +27,8 @@ UNHEARD = 4
 """Engines that are judged one by one, as closed forms have them below all that was judged."""
 BESIDE = 8
 """Candidates that are judged after the finalists, with the engines or the trainer that judged best."""
+NEAR_STREAMED = 1.15
+"""How far engines may be above the best whose groups stream, of which other numbers of requests at once are judged."""
 TUNED = 2
 """Candidates that judge best, of which other token budgets are judged last."""
 
@@ -42,8 +45,11 @@ def tuned(
         judged = evaluations(judge, demands, [rival], facts, quiet, judged)
     judged = evaluations(judge, demands, _beside_the_judged(context, screened, judged), facts, quiet, judged)
     budgets = [c for one in _best(context, judged, TUNED) for c in next_budgets(judge, one)]
-    engines = tuned_engines(judge, _best_of_each_engine(context, judged), _best(context, judged, 1))
+    engines = tuned_engines(judge, _best_of_each_engine(context, judged))
     judged = evaluations(judge, demands, [*budgets, *engines], facts, quiet, judged)
+    judged = evaluations(judge, demands, _with_the_best_trainer(context, screened, judged), facts, quiet, judged)
+    smaller = [c for one in _best(context, judged, 1) for c in with_less_cache(judge, one)]
+    judged = evaluations(judge, demands, smaller, facts, quiet, judged)
     if facts is None or not facts.states_trajectories:
         return judged
     open_ = [one for one in _best(context, judged, 1) if one.demand.batch.max_trajectories is None]
@@ -128,10 +134,29 @@ def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) 
     kept: dict[tuple[object, ...], Evaluation] = {}
     for one, priced in _ranked(context, evaluations):
         alike = one.configuration.mode, *one.configuration.variant
-        if priced <= NEAR * least.setdefault(alike, priced):
+        near = NEAR_STREAMED if MODES[one.configuration.mode].streams else NEAR
+        if priced <= near * least.setdefault(alike, priced):
             engine = one.configuration.pool("rollout")
             kept.setdefault((*alike, engine.layout, engine.settings.memory_fraction), one)
     return [*kept.values()]
+
+
+def _with_the_best_trainer(
+    context: Context, screened: Screened, judged: tuple[Evaluation, ...]
+) -> list[Configuration]:  # fmt: skip
+    """Engines near the best, as many requests at once as serve best, with its trainer, where they share no memory."""
+    best = _best(context, judged, 1)[0].configuration
+    if best.shares_memory:
+        return []
+    trainer, found = best.pool("trainer"), []
+    for one in (each.configuration for each in _best_of_each_engine(context, judged)):
+        engine = one.pool("rollout")
+        same = best.mode, best.batch, engine.layout, trainer.layout
+        pairs = (c for c in screened.configurations
+                 if (c.mode, c.batch, c.pool("rollout").layout, c.pool("trainer").layout) == same)  # fmt: skip
+        if one != best and (pair := next(pairs, None)) is not None:
+            found.append(pair.with_trainer(**dict(trainer.settings)).with_rollout(**dict(engine.settings)))
+    return found
 
 
 def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]) -> Configuration | None:

@@ -141,6 +141,23 @@ def test_a_program_that_a_script_writes_is_read(tmp_path: Path) -> None:
     assert read_source([script]).keys == {"num_generations": 4, "bf16": True}
 
 
+def test_a_program_that_asks_the_environment_has_its_defaults_and_what_is_said(tmp_path: Path) -> None:
+    """Model and numbers were "worked out by the program", and nothing was predicted."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os\nMODEL = os.environ.get('MODEL', 'Qwen/Qwen2.5-3B')\nargs = GRPOConfig(\n"
+        "    num_generations=int(os.getenv('N', '8')), learning_rate=float(os.environ['LR']), seed=int([1]),\n"
+        "    max_completion_length=1024 * int(os.environ.get('K', 2)))\ntrainer = GRPOTrainer(model=MODEL, args=args)\n"
+    )
+    read = read_source([program])
+    assert read.keys == {
+        "num_generations": 8, "max_completion_length": 2048, "model_name_or_path": "Qwen/Qwen2.5-3B"
+    }  # fmt: skip
+    assert set(read.worked_out) == {"learning_rate", "seed"}
+    said = read_source([program, "N=16", "K=4", "MODEL=Qwen/Qwen3-8B"]).keys
+    assert said == {"num_generations": 16, "max_completion_length": 4096, "model_name_or_path": "Qwen/Qwen3-8B"}
+
+
 @pytest.mark.parametrize("reference", ["$MODEL", "${MODEL}", "${MODEL:?set MODEL first}"])
 def test_a_model_that_only_the_environment_names_is_asked_for(reference: str, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"

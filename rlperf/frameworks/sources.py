@@ -211,7 +211,7 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
 def _read_program(text: str, path: Path, gathered: _Gathered) -> None:
     """A Python program with TRL's ``GRPOConfig``."""
     gathered.only("program", path)
-    read = read_python(text, str(path))
+    read = read_python(text, str(path), gathered.given)
     for key, (value, line) in read.keys.items():
         gathered.put(key, value, str(path), line)
     gathered.worked_out |= {key: f"{path}:{line}" for key, line in read.worked_out.items()}

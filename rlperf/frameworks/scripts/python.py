@@ -25,8 +25,8 @@ class PythonKeys:
     worked_out: dict[str, int] = field(default_factory=dict)
 
 
-def read_python(text: str, file: str) -> PythonKeys:
-    """TRL's keys in a program.
+def read_python(text: str, file: str, environment: Mapping[str, str] | None = None) -> PythonKeys:
+    """TRL's keys in a program; variables that it asks for and no ``environment`` states have its defaults.
 
     Raises
     ------
@@ -35,12 +35,16 @@ def read_python(text: str, file: str) -> PythonKeys:
     >>> read = read_python("n = 8\\nargs = GRPOConfig(num_generations=n, seed=SEED, bf16=True)", "train.py")
     >>> read.keys, read.worked_out
     ({'num_generations': (8, 2), 'bf16': (True, 2)}, {'seed': 2})
+    >>> asking = "args = GRPOConfig(num_generations=int(os.environ.get('N', 8)))"
+    >>> read_python(asking, "train.py").keys, read_python(asking, "train.py", {"N": "16"}).keys
+    ({'num_generations': (8, 1)}, {'num_generations': (16, 1)})
     """
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise SpecError(Problem(f"is no Python: {error.msg}", file, error.lineno)) from None
-    names = _assigned(tree)
+    names: dict[str, ast.expr] = {_VARIABLE + name: ast.Constant(told) for name, told in (environment or {}).items()}
+    names |= _assigned(tree)
     found, calls = PythonKeys(), [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in calls:
         if _called(call) == CONFIGURATION:
@@ -113,8 +117,31 @@ _SIGNS: Mapping[type[ast.AST], Callable[[float, float], float]] = {
 }  # fmt: skip
 
 
+_VARIABLE = "$"
+"""In front of the variables of the environment among the names of a program."""
+_MADE: Mapping[str, Callable[[Value], Value]] = {"int": int, "float": float, "str": str}
+
+
+def _called_value(call: ast.Call, names: Mapping[str, ast.expr]) -> Value:
+    """``os.environ.get("N", 8)``, ``os.getenv("N", 8)``, and ``int(...)`` of what has a value."""
+    what, arguments = _called(call), call.args
+    if what in _MADE and len(arguments) == 1:
+        try:
+            return _MADE[what](_value(arguments[0], names))
+        except TypeError as error:
+            raise ValueError(f"no {what}") from error
+    if ast.unparse(call.func) not in ("os.environ.get", "environ.get", "os.getenv", "getenv") or not arguments:
+        raise ValueError("worked out where it runs")
+    stated = names.get(f"{_VARIABLE}{_value(arguments[0], names)}")
+    if stated is None and len(arguments) < 2:
+        raise ValueError("asked of the environment")
+    return _value(arguments[1] if stated is None else stated, names)
+
+
 def _value(node: ast.expr, names: Mapping[str, ast.expr]) -> Value:
-    """A literal, a name of one, or arithmetic over them; `ValueError` for anything else."""
+    """A literal, a name of one, arithmetic over them, or what the environment is asked; else a `ValueError`."""
+    if isinstance(node, ast.Call):
+        return _called_value(node, names)
     if isinstance(node, ast.Name) and node.id in names:
         return _value(names[node.id], {name: value for name, value in names.items() if name != node.id})
     if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:

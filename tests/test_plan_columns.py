@@ -8,6 +8,7 @@ import pytest
 from rlperf.api import ask
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.layout import Layout
+from rlperf.plan.search import trainer_columns
 from rlperf.plan.search.columns import Columns
 from rlperf.plan.search.rules import uneven_parts
 from rlperf.plan.search.screen import Screened, screen
@@ -59,6 +60,27 @@ def test_agents_that_are_asked_about_with_another_trainer_are_not_served_again(m
     (first, some), (second, more) = (_screened("searching", "bf16", tensor, counts) for tensor in (1, 2))
     assert some > 0 and more == some
     assert not np.array_equal(first.rl_step_s[:4], second.rl_step_s[:4])
+
+
+def test_states_of_a_layout_are_counted_once_for_all_token_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of layouts and settings, to the last digit what a row of each by itself holds."""
+    words = {"name": "t", "workload": "math", "prompts_per_step": 8, "group_size": 2, "max_response_tokens": 1536}
+    base = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "framework": "verl==0.9.1"}
+    question = ask(Job.model_validate({**base, "tasks": [words]}))
+    context, task = question.context, question.context.tasks[0]
+    demand, whole = task.source.demand(task.batches[0], None, 0), trainer_columns.trainer_bytes
+    grid = trainer_columns.trainer_grid(context, task.architecture, demand.batch.longest_tokens, [(8, 0)], True)
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(trainer_columns, "trainer_bytes", lambda *a: asked.append(a[4].shape) or whole(*a))
+    tables = grid.bytes_of(context, task.architecture, demand, context.site, grid.layout)
+    assert grid.settings > 2 and sum(layouts for layouts, _ in asked) == len(grid.flags) // grid.settings
+    for trainer, table, rows in zip(context.trainers, tables, grid.rows(len(context.trainers)), strict=True):
+        flat = whole(
+            context.site, trainer, task.architecture, demand, grid.layout.take(rows),
+            context.job.pool("trainer").settings.filled(), grid.token_budget[rows], grid.parked[rows],
+        )  # fmt: skip
+        for name in ("peak", "idle", "host", "parked"):
+            assert np.array_equal(getattr(table, name).ravel(), getattr(flat, name))
 
 
 def _screened(workload: str, dtype: str, tensor: int, counts: list[int]) -> tuple[Screened, int]:

@@ -103,14 +103,18 @@ class TrainerGrid:
     def bytes_of(
         self, context: Context, architecture: Architecture, demand: Demand, site: Site, layout: Layout
     ) -> list[TrainerBytes]:
-        """Memory of every trainer's rows, or of a critic's on its own ``site`` and ``layout``."""
+        """Memory of every trainer's rows, or of a critic's on its own ``site`` and ``layout``.
+
+        As a table of layouts and settings: states are those of a layout, whatever its token budget.
+        """
         settings = context.job.pool("trainer").settings.filled()
+        tables = [rows.reshape(-1, self.settings) for rows in self.rows(len(context.trainers))]
         return [
             trainer_bytes(
-                site, trainer, architecture, demand, layout.take(rows), settings, self.token_budget[rows],
-                self.parked[rows],
+                site, trainer, architecture, demand, layout.take(table[:, :1]), settings, self.token_budget[table[:1]],
+                self.parked[table[:1]],
             )
-            for trainer, rows in zip(context.trainers, self.rows(len(context.trainers)), strict=True)
+            for trainer, table in zip(context.trainers, tables, strict=True)
         ]  # fmt: skip
 
     def rows(self, trainers: int) -> list[IntArray]:
@@ -263,14 +267,14 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
     peak, idle, host, transition = (np.empty(count) for _ in range(4))
     parts = grid.bytes_of(context, architecture, demand, context.site, grid.layout)
     for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
-        peak[rows], idle[rows], host[rows] = memory.peak, memory.idle, memory.host
-        transition[rows] = transition_seconds(context.site, memory)
+        peak[rows], idle[rows], host[rows] = memory.peak.ravel(), memory.idle.ravel(), memory.host.ravel()
+        transition[rows] = transition_seconds(context.site, memory).ravel()
     flags = grid.flags | _memory_flags(context, grid.backend, grid.layout, peak, host)
     if context.site.critic_apart:
         layout, theirs = grid.layout.on(grid.critic), np.empty((2, count))
         parts = grid.bytes_of(context, architecture, demand, context.site.critic, layout)
         for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
-            theirs[:, rows] = memory.peak, memory.host
+            theirs[:, rows] = memory.peak.ravel(), memory.host.ravel()
         flags = flags | _memory_flags(context, grid.backend, layout, *theirs)
     flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BUDGET), 0)
     if context.job.pool("trainer").settings.shared_prefix:

@@ -297,11 +297,12 @@ def _simulate_roomiest(pools: Sequence[Engines], counted: Counted) -> None:
     """Of every engine that has to be simulated the pools with the largest cache, unless others tell their least."""
     of_engine: dict[tuple[object, ...], list[Engines]] = {}
     for pool in pools:
-        of_engine.setdefault((pool.key, pool.replicas), []).append(pool)
+        if counted.simulates(pool):
+            of_engine.setdefault((pool.key, pool.replicas), []).append(pool)
     for own in of_engine.values():
         room = max(pool.limits.kv_tokens for pool in own)
         first = next(pool for pool in own if pool.limits.kv_tokens == room)
-        if not counted.simulates(first) or counted.simulated.least_s(first) is not None:
+        if counted.simulated.least_s(first) is not None:
             continue
         roomiest = sorted((pool for pool in own if pool.limits.kv_tokens == room), key=lambda p: -p.limits.max_running)
         least = min(counted.simulated_s(pool) for pool in (roomiest if first.apart else roomiest[:1]))

@@ -84,7 +84,7 @@ def trainer_bytes(
         scoring = trainer_memory(architecture, hardware, calibration, layout, scored, options, forward_only=True)
         beside = np.where(park == 1, 0.0, parts.optimizer * copies)
         peak = np.maximum(peak, np.where(more, scoring.total + resident + beside, 0.0))
-    shape = np.broadcast_shapes(trained.tokens.shape, layout.shape)
+    shape = np.broadcast_shapes(trained.tokens.shape, layout.shape, park.shape)
     return TrainerBytes(
         peak=np.broadcast_to(peak, shape),
         idle=np.broadcast_to(np.where(park == 1, kept, states) + parts.context, shape),

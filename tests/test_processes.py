@@ -26,6 +26,16 @@ def test_few_pieces_stay_in_this_process_and_progress_moves_within_them() -> Non
     assert over_cores(work, PIECES, lambda *_: None, each=0.5) == [os.getpid()] * 4  # pieces that are worth half a one
 
 
+def test_pieces_of_which_two_cores_spare_little_stay_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "cores", lambda: 2)
+    pieces = {str(number): number for number in range(7)}
+
+    def work(_: int, *, report: Tell) -> int:
+        return os.getpid()
+
+    assert over_cores(work, pieces, lambda *_: None, each=0.5) == [os.getpid()] * 7
+
+
 def test_many_pieces_go_to_other_processes_and_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "cores", lambda: 2)
 

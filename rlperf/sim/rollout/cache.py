@@ -79,7 +79,7 @@ class BlockCache:
         then = held + self.blocks_to_admit(i, tokens)
         if then + reserve > self.total:
             return -1
-        if self.asked(then) > self.total:
+        if self.asked(then) > self.total and held + self.unheld_blocks > self.total:
             self.evict(held)
         return then
 
@@ -131,8 +131,6 @@ class BlockCache:
 
     def evict(self, held: float) -> None:
         """Give up unheld blocks, oldest first, until they fit beside ``held`` ones."""
-        if self.unheld_blocks + held <= self.total:
-            return
         excess = int(self.unheld_blocks + held - self.total)
         while excess > 0 and self.unheld:
             key = next(iter(self.unheld))

@@ -56,7 +56,7 @@ class EngineStepSeconds:
         xs, ys = self._tokens, self._linear
         if len(xs) < 2 or tokens <= xs[0]:
             return ys[0]
-        i = min(bisect_right(xs, tokens), len(xs) - 1)
+        i = bisect_right(xs, tokens, 0, len(xs) - 1)
         return ys[i - 1] + (ys[i] - ys[i - 1]) * ((tokens - xs[i - 1]) / (xs[i] - xs[i - 1]))
 
     def mixed_s(self, running: int, keys: float, tokens: int, pairs: float, requests: int) -> float:

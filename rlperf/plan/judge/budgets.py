@@ -1,4 +1,4 @@
-"""Token budgets that the judge tries: others than closed forms took, and larger ones for scoring alone.
+"""Token budgets that the judge tries, others than closed forms took and larger ones for scoring, and kept activations.
 
 A forward pass keeps no activations, so that memory may hold more tokens of it.
 """
@@ -57,3 +57,16 @@ def next_budgets(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
     beside = budgets[max(at - 1, 0) : at] + budgets[at + 1 : at + 2]
     others = [configuration.with_trainer(**dict.fromkeys(names, each)) for each in beside]
     return [each for each in others if judge.peak(evaluation, each) <= room]
+
+
+def without_recompute(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
+    """The configuration that keeps its activations, where they fit.
+
+    To closed forms it is level with a larger microbatch, which stages judged apart may tell from it.
+    """
+    configuration, asked = evaluation.configuration, judge.context.job.pool("trainer").layout.activation_recompute
+    recomputes = configuration.pool("trainer").layout.activation_recompute != "none"
+    if not recomputes or (asked is not None and "none" not in asked):
+        return []
+    kept = configuration.keeping_activations()
+    return [kept] if judge.peak(evaluation, kept) <= judge.room(evaluation) else []

@@ -99,6 +99,16 @@ class Configuration:
         )
         return replace(self, pools=pools)
 
+    def keeping_activations(self) -> Configuration:
+        """A copy whose trainer (and what shares its layout) recomputes nothing."""
+        pools = tuple(
+            pool
+            if pool.role == "rollout"
+            else pool.model_copy(update={"layout": pool.layout.model_copy(update={"activation_recompute": "none"})})
+            for pool in self.pools
+        )
+        return replace(self, pools=pools)
+
     def with_rollout(self, **settings: float | str) -> Configuration:
         """A copy whose rollout pool has some settings replaced."""
         pools = tuple(

@@ -180,6 +180,18 @@ def test_a_part_of_the_responses_stands_for_all(wide: Run, recommended: Replan) 
     assert f"math: groups redrawn from the recording for {PROMPTS} x {GROUP}" in notes
 
 
+def test_a_log_of_other_lengths_than_the_rollouts_is_told(wide: Run) -> None:
+    """Its stages were called slow, where the log was of responses twice as long."""
+    of_steps = [wide.rollouts.step(step).response_tokens.mean() for step in wide.log.rl_step.tolist()]
+    told = []
+    for times in (1.0, 2.0):
+        notes: list[str] = []
+        log = replace(wide.log, response_tokens=times * np.array(of_steps))
+        _factors(wide.context, wide.context.tasks[0], wide.running, log, wide.rollouts, 20, notes)
+        told.append([note for note in notes if note.startswith("responses of the log have ")])
+    assert not told[0] and len(told[1]) == 1
+
+
 def replace_context(made: Run, asked: Job) -> Run:
     return replace(made, context=replace(made.context, job=asked))
 

@@ -167,6 +167,12 @@ def _factors(
     tables = tuple(as_batch(task.task.name, steps, running.batch, context.job.seed, notes))
     demand = _demand(task, running.batch, tables, (0, at_step - 1))
     found = stage_factors(context, task, Judge(context, task).evaluate(demand, running), few)
+    if (logged := few.mean("response_tokens")) is not None and demand.unlike(logged):
+        rolled = demand.response_means()[0]
+        notes.append(
+            f"responses of the log have {logged:,.0f} tokens in the mean, those of the rollouts {rolled:,.0f} in the "
+            "same rl_steps: of one run they would be alike"
+        )
     notes += [f"the log says nothing of {factor.stage}" for factor in found if factor.rl_steps == 0]
     left = [each.stage for each in found if each.by_total]
     if left:

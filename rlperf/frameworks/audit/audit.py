@@ -214,16 +214,12 @@ def _no_layout(imported: Imported, error: Exception, cache: Cache | None, known:
     return [Finding("error", key, message, when="worker", rule="layout")]
 
 
-ALIKE = 1.2
-"""Ratio of mean response lengths up to which seconds of a log and of a prediction are compared without a word [1]."""
-
-
 def _other_lengths(evaluation: Evaluation, log: StepLog, workload: str) -> str:
     """That a log's responses are not those that were predicted with, and what would make them so; or empty."""
     logged = log.mean("response_tokens") or math.nan
-    means = evaluation.demand.response_means()
-    if not min(max(logged / taken, taken / logged) for taken in means) > ALIKE:
+    if not evaluation.demand.unlike(logged):
         return ""
+    means = evaluation.demand.response_means()
     tools = "".join(f" ({more:,.0f} with what tools write)" for more in means[1:])
     return (
         f"not alike: responses of the log have {logged:,.0f} tokens in the mean, those predicted with ({workload}) "

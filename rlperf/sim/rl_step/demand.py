@@ -13,6 +13,9 @@ from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.workload import LengthTable
 
+ALIKE = 1.2
+"""Ratio of mean response lengths up to which seconds of a log and of a prediction are compared without a word [1]."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -142,6 +145,10 @@ class Demand:
             return (generated,)
         tools = [0.0 if table.append_tokens is None else float(table.append_tokens.mean()) for table in tables]
         return generated, generated + float(np.mean(tools))
+
+    def unlike(self, tokens: float) -> bool:
+        """Whether a run whose mean response has so many ``tokens`` is of other lengths, by more than `ALIKE`."""
+        return min(max(tokens / each, each / tokens) for each in self.response_means()) > ALIKE
 
     @cached_property
     def _requests(self) -> tuple[FloatArray, ...]:

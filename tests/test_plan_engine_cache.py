@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,6 +137,41 @@ def test_an_open_share_of_memory_is_no_worse_than_a_stated_one_where_groups_stre
     stated = {"pools": [{"role": "rollout", "settings": {"memory_fraction": 0.6}}]}
     open_, pinned = (plan_job(Job.model_validate({**base, **pools})).objective for pools in ({}, stated))
     assert open_ <= 1.001 * pinned
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is asked of a candidate where trajectories at once are bounded."""
+
+    name: str
+    layout: str
+    batch: int = 512
+    mode: str = "colocated"
+    variant: tuple[str, ...] = ()
+
+    def pool(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(layout=self.layout)
+
+
+@pytest.mark.parametrize(("fastest", "beside"), [("TP 2", ["b"]), ("TP 4", ["d"])])
+def test_with_fewer_at_once_every_candidate_is_judged_once(
+    fastest: str, beside: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where other engines served best their first candidate stood there twice: a plan was its own runner-up."""
+    screened: Any = SimpleNamespace(
+        configurations=[Choice("a", "TP 2"), Choice("b", "TP 2"), Choice("c", "TP 4"), Choice("d", "TP 4")]
+    )
+    best: Any = SimpleNamespace(configuration=screened.configurations[0], rl_step_s=100.0)
+    halved = SimpleNamespace(configuration=Choice("a", "TP 2", 256), demand=SimpleNamespace(batch=256), rl_step_s=50.0)
+    judge: Any = SimpleNamespace(
+        evaluate=lambda demand, one: SimpleNamespace(
+            configuration=one, demand=demand, rl_step_s=40.0 if one.layout == fastest == "TP 4" else 60.0
+        )
+    )
+    monkeypatch.setattr(tuning, "with_fewer_at_once", lambda *_: [halved])
+    found: Any = tuning._fewer_at_once(judge, best, screened)
+    assert [each.configuration.name for each in found] == ["a", "c", *beside]
+    assert {each.configuration.batch for each in found} == {256}
 
 
 def test_engines_that_no_finalist_has_are_judged_where_closed_forms_have_them_below(

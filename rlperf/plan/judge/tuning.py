@@ -68,17 +68,19 @@ def _fewer_at_once(judge: Judge, best: Evaluation, screened: Screened) -> list[E
     if least.rl_step_s > FEWER * best.rl_step_s:
         return []
     one, demand = best.configuration, least.demand
-    alike = [c for c in screened.configurations if (c.mode, c.variant, c.batch) == (one.mode, one.variant, one.batch)]
+    now = one.pool("rollout").layout
     engines: dict[LayoutValues, list[Configuration]] = {}
-    for configuration in alike:
-        engines.setdefault(configuration.pool("rollout").layout, []).append(configuration)
+    for each in screened.configurations:
+        if (each.mode, each.variant, each.batch) == (one.mode, one.variant, one.batch):
+            engines.setdefault(each.pool("rollout").layout, []).append(each)
 
     def judged(configurations: Iterable[Configuration]) -> list[Evaluation]:
         return [judge.evaluate(demand, replace(each, batch=demand.batch)) for each in configurations]
 
-    others = judged(own[0] for layout, own in engines.items() if layout != one.pool("rollout").layout)
+    others = judged(own[0] for layout, own in engines.items() if layout != now)
     first = min([least, *others], key=_seconds).configuration.pool("rollout").layout
-    return [*fewer, *others, *judged(each for each in engines[first][:BESIDE] if each != one)]
+    beside = engines[first] if first == now else engines[first][1:]  # of others the first has been judged
+    return [*fewer, *others, *judged(each for each in beside[:BESIDE] if each != one)]
 
 
 def _seconds(evaluation: Evaluation) -> float:

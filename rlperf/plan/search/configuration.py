@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -91,29 +93,22 @@ class Configuration:
 
     def with_trainer(self, **settings: int | str) -> Configuration:
         """A copy whose trainer (and what shares its layout) has some settings replaced."""
-        pools = tuple(
-            pool
-            if pool.role == "rollout"
-            else pool.model_copy(update={"settings": pool.settings.model_copy(update=settings)})
-            for pool in self.pools
-        )
-        return replace(self, pools=pools)
+        return self._having("settings", settings, engines=False)
 
     def keeping_activations(self) -> Configuration:
         """A copy whose trainer (and what shares its layout) recomputes nothing."""
-        pools = tuple(
-            pool
-            if pool.role == "rollout"
-            else pool.model_copy(update={"layout": pool.layout.model_copy(update={"activation_recompute": "none"})})
-            for pool in self.pools
-        )
-        return replace(self, pools=pools)
+        return self._having("layout", {"activation_recompute": "none"}, engines=False)
 
     def with_rollout(self, **settings: float | str) -> Configuration:
         """A copy whose rollout pool has some settings replaced."""
+        return self._having("settings", settings, engines=True)
+
+    def _having(
+        self, part: Literal["layout", "settings"], values: Mapping[str, float | str], *, engines: bool
+    ) -> Configuration:
         pools = tuple(
-            pool.model_copy(update={"settings": pool.settings.model_copy(update=settings)})
-            if pool.role == "rollout"
+            pool.model_copy(update={part: getattr(pool, part).model_copy(update=values)})
+            if (pool.role == "rollout") is engines
             else pool
             for pool in self.pools
         )

@@ -14,7 +14,7 @@ import pytest
 from rlperf import audit_config, export_plan, plan_job
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.plan.answer.explain import EVICTED, binding
-from rlperf.plan.answer.gains import environments, fewer_at_once
+from rlperf.plan.answer.gains import fewer_at_once
 from rlperf.plan.answer.prediction import advice, prediction_of
 from rlperf.plan.judge.at_once import evicted_share, preemptions, refills
 from rlperf.plan.judge.evaluate import Evaluation, Judge
@@ -183,9 +183,8 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     (line,) = fewer_at_once(context, context.tasks[0], evaluation)
     assert line.startswith("192 trajectories at once (max_trajectories) instead of 384: rl_step ")
     crowded, many = judged(300)
-    assert environments(crowded, crowded.tasks[0], many)[0].startswith(
-        "150 trajectories at once (max_trajectories) instead"
-    )
+    (line,) = fewer_at_once(crowded, crowded.tasks[0], many)
+    assert line.startswith("150 trajectories at once (max_trajectories) instead")
     assert judged(192)[1].rl_step_s < 0.5 * evaluation.rl_step_s
     context, few = judged(128)
     assert evicted_share(few) == 0.0 and fewer_at_once(context, context.tasks[0], few) == ()
@@ -321,7 +320,7 @@ def test_fewer_trajectories_are_advised_where_they_were_judged_to_serve_better(m
     context, evaluation = judged()
     (line,) = prediction_of(context, context.tasks[0], evaluation).advice
     assert line.endswith(" of the rollout: raise memory_fraction or tensor_parallel, or lower max_trajectories")
-    monkeypatch.setattr("rlperf.plan.answer.prediction.gains", lambda *_: ())
+    monkeypatch.setattr("rlperf.plan.answer.prediction.fewer_at_once", lambda *_: ())
     (line,) = prediction_of(context, context.tasks[0], evaluation).advice
     assert line.endswith(" of the rollout: raise memory_fraction or tensor_parallel")
     monkeypatch.setattr("rlperf.plan.answer.prediction._more_cache", lambda _: "")

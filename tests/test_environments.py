@@ -11,6 +11,7 @@ import pytest
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.plan.answer.gains import ENOUGH, environments
+from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, resolve
 from rlperf.plan.search.screen import screen
@@ -72,7 +73,7 @@ def test_environments_of_agents_that_run_ahead_are_told_by_the_rl_step() -> None
 
     def told(most: int, workload: str) -> tuple[float, tuple[str, ...]]:
         context, evaluation = judged(most, **ahead, tasks=[tasks[workload]])
-        return evaluation.rl_step_s, environments(context, context.tasks[0], evaluation)
+        return evaluation.rl_step_s, prediction_of(context, context.tasks[0], evaluation).gains
 
     few, (line,) = told(96, "software_engineering")
     assert "; 192 serve best (" in line and few > told(192, "software_engineering")[0]

@@ -24,8 +24,13 @@ NARROW, WIDE = {"rollout_dtype": "weights of the engine", "kv_dtype": "cache"}, 
 """Setting of the rollout that may be narrow -> what it is the type of; what it is compared with."""
 
 
-def gains(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
-    """A line per technique: scoring, training and the rl_step with it, and what they would take without."""
+def gains(
+    context: Context, task: TaskContext, evaluation: Evaluation, fewer: tuple[str, ...] = ()
+) -> tuple[str, ...]:  # fmt: skip
+    """A line per technique: scoring, training and the rl_step with it, and what they would take without.
+
+    ``fewer``: what `fewer_at_once` tells, before which nobody asks whether there are enough environments.
+    """
     settings = evaluation.configuration.pool("trainer").settings
     of_trainer = (
         _line(words, evaluation, _without(context, task, evaluation, name, off))
@@ -41,7 +46,7 @@ def gains(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[
         *_of_lending(context, task, evaluation),
         *_of_jobs(context, task, evaluation),
         *of_trainer,
-        *environments(context, task, evaluation),
+        *(fewer or environments(context, task, evaluation)),
     )
 
 
@@ -140,8 +145,6 @@ def _of_jobs(context: Context, task: TaskContext, evaluation: Evaluation) -> tup
     return (f"{jobs} LoRA jobs of {own.prompts} prompts on one base: rl_step {now}, {instead}",)
 
 
-FEWER_SERVE = "trajectories at once (max_trajectories)"
-"""How a line reads that tells how many trajectories under way serve better than those that are."""
 ENOUGH = 1.02
 """A rollout this much longer than with any number of environments waits for none."""
 
@@ -153,7 +156,7 @@ def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -
     if best.rl_step_s > FEWER * evaluation.rl_step_s:
         return ()
     at, most = best.demand.batch.max_trajectories or 0, most_at_once(evaluation)
-    words = f"{at:,} {FEWER_SERVE} instead of {most:,}: rl_step "
+    words = f"{at:,} trajectories at once (max_trajectories) instead of {most:,}: rl_step "
     instead = f"instead of {human_seconds(evaluation.rl_step_s)}"
     why = "since fewer contexts are evicted while their tools run"
     return (f"{words}{human_seconds(best.rl_step_s)} {instead}, {why}",)
@@ -163,13 +166,12 @@ def environments(context: Context, task: TaskContext, evaluation: Evaluation) ->
     """How many environments at once serve best, where a job states how many there are: judged at doublings.
 
     The engines wait for environments until a doubling spares no more than `ENOUGH` of the rollout (where it runs ahead,
-    of the rl_step, which may wait for the trainer), or until more contexts than their caches hold are under way. Where
-    contexts are evicted, stated or not, how many are too many.
+    of the rl_step, which may wait for the trainer), or until more contexts than their caches hold are under way.
     """
-    batch, judge, fewer = evaluation.demand.batch, Judge(context, task), fewer_at_once(context, task, evaluation)
+    batch, judge = evaluation.demand.batch, Judge(context, task)
     stated = batch.max_trajectories
-    if stated is None or fewer:
-        return fewer
+    if stated is None:
+        return ()
     whole, name = under_way(evaluation), "rl_step" if refills(evaluation) else "rollout"
     what = "environments" if task.task.max_trajectories else "trajectories"
 

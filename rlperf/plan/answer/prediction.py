@@ -12,7 +12,7 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer.knobs import first_knob
 from rlperf.cost.trainer.memory import DEVICE_PARTS
 from rlperf.cost.trainer.update import experts_timed
-from rlperf.plan.answer.gains import FEWER_SERVE, gains
+from rlperf.plan.answer.gains import fewer_at_once, gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
@@ -50,8 +50,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     trainer = context.trainers[int(evaluation.trainer.backend[0])].calibration
     rows = (*rollout_shares(context, task, evaluation), *trainer_shares(context, task, evaluation)) if operators else ()
     unlike = _unlike(context, task, evaluation)
-    gained = gains(context, task, evaluation) if operators else ()
-    fewer = not operators or any(FEWER_SERVE in line for line in gained)
+    fewer = fewer_at_once(context, task, evaluation) if operators else ()
     return Prediction(
         rl_step_s=step,
         low_s=low,
@@ -64,7 +63,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         truncated_fraction=demand.truncated_fraction,
         scorers=scorer_uses(context, evaluation),
         critic=critic_use(context, evaluation),
-        gains=gained,
+        gains=gains(context, task, evaluation, fewer) if operators else (),
         idle_fraction=idle_fractions(evaluation),
         operators=rows,
         assumed=assumptions(context, evaluation),
@@ -75,7 +74,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         ),
         fits=not over and not cache_shortage(evaluation),
         warnings=(*_warnings(context, task, evaluation), *_unfiltered(context, evaluation)),
-        advice=tuple(advice(evaluation, memory, over, context, fewer=fewer)),
+        advice=tuple(advice(evaluation, memory, over, context, fewer=bool(fewer) or not operators)),
     )
 
 

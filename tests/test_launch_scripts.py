@@ -132,6 +132,22 @@ def test_files_that_a_script_writes_are_read_as_it_writes_them(tmp_path: Path) -
     assert found.lines["num_generations"] == ("grpo.yaml", 1)
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "cat > grpo.yaml <<EOF\nnum_generations: $N\nEOF\ncat >> grpo.yaml <<EOF\nrun_name: \\$N\nEOF\n",
+        "cat <<EOF | tee grpo.yaml\nnum_generations: $N\nEOF\ncat <<EOF | tee -a grpo.yaml\nrun_name: \\$N\nEOF\n",
+        "mkdir -p out && cat >grpo.yaml <<-EOF\n\tnum_generations: $N\n\trun_name: \\$N\n\tEOF\n",
+    ],
+    ids=["appended", "tee behind a pipe", "tabs in front"],
+)
+def test_a_file_that_a_script_writes_holds_all_that_it_writes(written: str, tmp_path: Path) -> None:
+    """What was appended was left out without a word; tabs in front, and an escaped ``$``, were as in the script."""
+    script = tmp_path / "run.sh"
+    script.write_text(f"N=16\n{written}accelerate launch trl/scripts/grpo.py --config grpo.yaml\n")
+    assert read_source([script]).keys == {"num_generations": 16, "run_name": "$N"}
+
+
 def test_a_program_that_a_script_writes_is_read(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
@@ -154,8 +170,11 @@ def test_a_program_that_asks_the_environment_has_its_defaults_and_what_is_said(t
         "num_generations": 8, "max_completion_length": 2048, "model_name_or_path": "Qwen/Qwen2.5-3B"
     }  # fmt: skip
     assert set(read.worked_out) == {"learning_rate", "seed"}
-    said = read_source([program, "N=16", "K=4", "MODEL=Qwen/Qwen3-8B"]).keys
-    assert said == {"num_generations": 16, "max_completion_length": 4096, "model_name_or_path": "Qwen/Qwen3-8B"}
+    said = read_source([program, "N=16", "K=4", "LR=1e-6", "MODEL=Qwen/Qwen3-8B"]).keys
+    assert said == {
+        "num_generations": 16, "learning_rate": 1e-6, "max_completion_length": 4096,
+        "model_name_or_path": "Qwen/Qwen3-8B",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("reference", ["$MODEL", "${MODEL}", "${MODEL:?set MODEL first}"])

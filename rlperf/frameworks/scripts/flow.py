@@ -187,12 +187,19 @@ class _Flow:
             self._hand_on([*others, *(said if said and said[0].text not in _SAYS else [])])
 
     def _write(self, words: Sequence[Word]) -> None:
-        """``cat > FILE <<EOF`` and ``tee FILE <<EOF``: the file is what the here-document says."""
-        asked = next((word.line for word in words if word.text.startswith("<<")), 0)
-        into = [after.text for word, after in pairwise(words) if word.text in (">", "tee")]
-        into += [word.text[1:] for word in words if re.match(r">[^>&]", word.text)]
-        if into and asked in self.documents:
-            self.ran.files[into[0]] = self.documents[asked].said(self.shell)
+        """``cat > FILE <<EOF``, ``tee FILE <<EOF``, ``cat <<EOF | tee FILE``: the file is what the here-document says.
+
+        ``>>`` and ``tee -a`` go on with a file that the script has written; what others hold is not known here.
+        """
+        texts = [word.text for word in words if word.text != "-a"]
+        piped = words[0].line if texts[0] == "tee" else 0
+        asked = next((word.line for word in words if word.text.startswith("<<")), piped)
+        into = [after for text, after in pairwise(texts) if text in (">", ">>", "tee")]
+        into += [text.lstrip(">") for text in texts if re.match(r">>?[^>&]", text)]
+        appends = len(texts) < len(words) or any(text.startswith(">>") for text in texts)
+        if into and asked in self.documents and (not appends or into[0] in self.ran.files):
+            before = self.ran.files[into[0]] if appends else ""
+            self.ran.files[into[0]] = before + self.documents[asked].said(self.shell)
 
     def _hand_on(self, words: Sequence[Word]) -> None:
         """Words of several words, which may be a script of their own: it runs with what is known here."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlperf.errors import Problem, SpecError
@@ -123,25 +123,32 @@ _MADE: Mapping[str, Callable[[Value], Value]] = {"int": int, "float": float, "st
 
 
 def _called_value(call: ast.Call, names: Mapping[str, ast.expr]) -> Value:
-    """``os.environ.get("N", 8)``, ``os.getenv("N", 8)``, and ``int(...)`` of what has a value."""
+    """``int(...)`` of what has a value, ``os.environ.get("N", 8)`` and ``os.getenv("N", 8)``."""
     what, arguments = _called(call), call.args
     if what in _MADE and len(arguments) == 1:
         try:
             return _MADE[what](_value(arguments[0], names))
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise ValueError(f"no {what}") from error
     if ast.unparse(call.func) not in ("os.environ.get", "environ.get", "os.getenv", "getenv") or not arguments:
         raise ValueError("worked out where it runs")
-    stated = names.get(f"{_VARIABLE}{_value(arguments[0], names)}")
-    if stated is None and len(arguments) < 2:
+    return _of_environment(arguments, names)
+
+
+def _of_environment(asked: Sequence[ast.expr], names: Mapping[str, ast.expr]) -> Value:
+    """A variable of the environment, and behind it what a program takes where nobody sets it."""
+    stated = names.get(f"{_VARIABLE}{_value(asked[0], names)}")
+    if stated is None and len(asked) < 2:
         raise ValueError("asked of the environment")
-    return _value(arguments[1] if stated is None else stated, names)
+    return _value(asked[1] if stated is None else stated, names)
 
 
 def _value(node: ast.expr, names: Mapping[str, ast.expr]) -> Value:
     """A literal, a name of one, arithmetic over them, or what the environment is asked; else a `ValueError`."""
     if isinstance(node, ast.Call):
         return _called_value(node, names)
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("os.environ", "environ"):
+        return _of_environment([node.slice], names)
     if isinstance(node, ast.Name) and node.id in names:
         return _value(names[node.id], {name: value for name, value in names.items() if name != node.id})
     if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:

@@ -119,9 +119,11 @@ def assign_default(shell: Shell, raw: str, line: int) -> bool:
 
 
 _DOCUMENT = re.compile(
-    r"^([^\n]*(?<!<)<<-?[ \t]*(['\"\\]?)([A-Za-z_]\w*)\2?[^\n]*\n)(.*?)^[ \t]*\3[ \t]*$", re.DOTALL | re.MULTILINE
+    r"^(?P<asks>[^\n]*(?<!<)<<(?P<dash>-?)[ \t]*(?P<quote>['\"\\]?)(?P<end>[A-Za-z_]\w*)(?P=quote)?[^\n]*\n)"
+    r"(?P<text>.*?)^[ \t]*(?P=end)[ \t]*$",
+    re.DOTALL | re.MULTILINE,
 )
-_INTO_FILE = re.compile(r"(?:>|\btee\s)\s*['\"]?[^\s'\"<>]+\.(?:ya?ml|json|py)\b")
+_INTO_FILE = re.compile(r"(?:>|\btee\s(?:\s*-a\s)?)\s*['\"]?[^\s'\"<>]+\.(?:ya?ml|json|py)\b")
 """A here-document that becomes a file which is no script."""
 
 
@@ -134,23 +136,25 @@ class HereDocument:
 
     def said(self, shell: Shell) -> str:
         """What a program reads of it."""
-        return _substitute(self.text, shell).replace("\\$", "$") if self.filled else self.text
+        return "$".join(_substitute(part, shell) for part in self.text.split("\\$")) if self.filled else self.text
 
 
 def here_documents(text: str) -> dict[int, HereDocument]:
     """The here-documents of a script, by the line that asks for each."""
-    return {
-        text.count("\n", 0, match.start()) + 1: HereDocument(match[4], not match[2])
-        for match in _DOCUMENT.finditer(text)
-    }
+    found = {}
+    for match in _DOCUMENT.finditer(text):
+        said = re.sub(r"^\t+", "", match["text"], flags=re.MULTILINE) if match["dash"] else match["text"]
+        found[text.count("\n", 0, match.start()) + 1] = HereDocument(said, filled=not match["quote"])
+    return found
 
 
 def _without_prose(text: str) -> str:
     """A script with its here-documents, which may hold the launch, but for other files and quotes that do not close."""
 
     def blank(match: re.Match[str]) -> str:
-        prose = any(match[4].count(quote) % 2 for quote in "'\"`") or _INTO_FILE.search(match[1])
-        return match[1] + "\n" * match[4].count("\n") + match[3] if prose else match[0]
+        text = match["text"]
+        prose = any(text.count(quote) % 2 for quote in "'\"`") or _INTO_FILE.search(match["asks"])
+        return match["asks"] + "\n" * text.count("\n") + match["end"] if prose else match[0]
 
     return _DOCUMENT.sub(blank, text)
 

@@ -409,7 +409,7 @@ REFUSED: dict[str, str] = {
     "phi4flash": "its second half reads one cache through gated memory units, which rlperf does not model",
 }
 """model_types that are known and cannot be represented, each with the reason."""
-_REFUSED_PARTS = {r"^rwkv": _RECURRENT, r"diffusion|dllm|llada|^dream|^sdar": _DENOISES}
+_REFUSED_PARTS = {r"^rwkv": _RECURRENT, r"diffusion|(?<![a-z])dllm|llada|^dream|^sdar": _DENOISES}
 """What names of the same kind of model have in common, whatever their release and size: RWKV-6, Fast-dLLM."""
 
 
@@ -418,6 +418,8 @@ def refusal(kind: str, classes: Iterable[str] = ()) -> str:
 
     >>> refusal("rwkv6") == REFUSED["rwkv"], refusal("new", ["Fast_dLLM_QwenForCausalLM"]) == REFUSED["llada"]
     (True, True)
+    >>> refusal("new", ["MedLLMForCausalLM"])  # an LLM of its own name
+    ''
     """
     if kind in REFUSED:
         return REFUSED[kind]

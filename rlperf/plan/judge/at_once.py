@@ -10,7 +10,7 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, flow_in
 from rlperf.sim.rl_step.flow import Flow
 from rlperf.sim.rl_step.refilled import refilled
-from rlperf.specs.modes import Form
+from rlperf.specs.modes import MODES, Form
 
 WORTH_A_WORD = 0.01
 """Share of a rollout from which computing again what was evicted is advised against [1]."""
@@ -71,6 +71,18 @@ def with_fewer_at_once(judge: Judge, evaluation: Evaluation) -> list[Evaluation]
         found.append(judge.evaluate(replace(demand, batch=batch), replace(evaluation.configuration, batch=batch)))
         if found[-1].rl_step_s > TOO_FEW * evaluation.rl_step_s:
             break
+    return found
+
+
+def with_less_staleness(judge: Judge, evaluation: Evaluation) -> list[Evaluation]:
+    """The same with fewer rl_steps under way than the job's limit allows, where contexts are evicted: halves."""
+    configuration, found = evaluation.configuration, list[Evaluation]()
+    if evicted_share(evaluation) < WORTH_A_WORD or not (_are_agents(evaluation) and refills(evaluation)):
+        return []
+    staleness, least = configuration.staleness // 2, max(MODES[configuration.mode].least_staleness, 1)
+    while staleness >= least:
+        found.append(judge.evaluate(evaluation.demand, replace(configuration, staleness=staleness)))
+        staleness //= 2
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlperf.plan.judge.at_once import FEWER, with_fewer_at_once
+from rlperf.plan.judge.at_once import FEWER, with_fewer_at_once, with_less_staleness
 from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart, without_recompute
 from rlperf.plan.judge.engine_cache import tuned_engines, with_less_cache, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
@@ -51,23 +51,23 @@ def tuned(
     judged = evaluations(judge, demands, _with_the_best_trainer(context, screened, judged), facts, quiet, judged)
     smaller = [c for one in _best(context, judged, 1) for c in with_less_cache(judge, one)]
     judged = evaluations(judge, demands, smaller, facts, quiet, judged)
-    if facts is None or not facts.states_trajectories:
-        return judged
-    open_ = [one for one in _best(context, judged, 1) if one.demand.batch.max_trajectories is None]
-    return judged + tuple(fewer for one in open_ for fewer in _fewer_at_once(judge, one, screened))
+    bounds = facts is not None and facts.states_trajectories
+    crowded = [fewer for one in _best(context, judged, 1) for fewer in _fewer_at_once(judge, one, screened, bounds)]
+    return judged + tuple(crowded)
 
 
-def _fewer_at_once(judge: Judge, best: Evaluation, screened: Screened) -> list[Evaluation]:
+def _fewer_at_once(judge: Judge, best: Evaluation, screened: Screened, bounds: bool) -> list[Evaluation]:
     """Fewer trajectories at once with the ``best``; the best number of them with other engines, and with these others.
 
     What spares it evictions need not be what it was chosen for: engines that evict least, or a trainer parked in host
-    memory, to leave them more.
+    memory, to leave them more. ``bounds``: files state how many, which else go with the staleness alone.
     """
-    fewer = with_fewer_at_once(judge, best)
+    open_ = bounds and best.demand.batch.max_trajectories is None
+    fewer = [*(with_fewer_at_once(judge, best) if open_ else []), *with_less_staleness(judge, best)]
     least = min(fewer, key=_seconds, default=best)
     if least.rl_step_s > FEWER * best.rl_step_s:
         return []
-    one, demand = best.configuration, least.demand
+    one, demand, staleness = best.configuration, least.demand, least.configuration.staleness
     now = one.pool("rollout").layout
     engines: dict[LayoutValues, list[Configuration]] = {}
     for each in screened.configurations:
@@ -75,7 +75,8 @@ def _fewer_at_once(judge: Judge, best: Evaluation, screened: Screened) -> list[E
             engines.setdefault(each.pool("rollout").layout, []).append(each)
 
     def judged(configurations: Iterable[Configuration]) -> list[Evaluation]:
-        return [judge.evaluate(demand, replace(each, batch=demand.batch)) for each in configurations]
+        changed = [replace(each, batch=demand.batch, staleness=staleness) for each in configurations]
+        return [judge.evaluate(demand, each) for each in changed]
 
     others = judged(own[0] for layout, own in engines.items() if layout != now)
     first = min([least, *others], key=_seconds).configuration.pool("rollout").layout

@@ -1,4 +1,4 @@
-"""AReaL runs as many groups at once as one batch has, unless its file says more: exports do, and audits tell."""
+"""AReaL runs as many groups at once as one batch has, unless its file says more: exports do, and it is predicted so."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.keytable import Value, flatten
 from rlperf.frameworks.registry import adapter_of
+from rlperf.frameworks.run import BatchFacts
 from tests.framework_samples import sample_run
 from tests.nested import nest
 
@@ -33,6 +34,12 @@ def _broken(keys: dict[str, Value], folder: Path) -> frozenset[str]:
     return broken_rules(import_config([path]))
 
 
+def _batch(keys: dict[str, Value], folder: Path) -> BatchFacts:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(nest(keys.items())))
+    return import_config([path]).run.batch
+
+
 def test_an_asynchronous_file_lets_run_what_staleness_lets_start(tmp_path: Path) -> None:
     """Events with 128 groups of 8 on 8 engines, k = 4: 67 s per rl_step, and 128 s where 128 groups run at most."""
     keys = _keys(asynchronous=True)
@@ -41,8 +48,9 @@ def test_an_asynchronous_file_lets_run_what_staleness_lets_start(tmp_path: Path)
     )
     assert _broken(keys, tmp_path) == set()
     roomy = {key: value for key, value in keys.items() if key != AT_ONCE}
-    roomy["sglang.max_running_requests" if "sglang.context_length" in keys else "vllm.max_num_seqs"] = 1 << 20
-    assert _broken(roomy, tmp_path) == {"groups_at_once"}
+    assert _broken(roomy, tmp_path) == set()
+    bounds = [_batch(each, tmp_path).max_trajectories for each in (keys, roomy)]
+    assert bounds == [None, int(str(keys["train_dataset.batch_size"])) * _batch(keys, tmp_path).group_size]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

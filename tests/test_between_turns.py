@@ -184,7 +184,7 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     assert line.startswith("192 trajectories at once (max_trajectories) instead of 384: rl_step ")
     crowded, many = judged(300)
     (line,) = fewer_at_once(crowded, crowded.tasks[0], many)
-    assert line.startswith("150 trajectories at once (max_trajectories) instead")
+    assert line.startswith("200 trajectories at once (max_trajectories) instead")
     assert judged(192)[1].rl_step_s < 0.5 * evaluation.rl_step_s
     context, few = judged(128)
     assert evicted_share(few) == 0.0 and fewer_at_once(context, context.tasks[0], few) == ()

@@ -241,7 +241,9 @@ class FrameworkFacts(Frozen):
     overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
     states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
     states_scoring: bool = Field(False, description="tokens of a scoring microbatch have a key of their own")
-    states_trajectories: bool = Field(False, description="trajectories under way at once have a key of their own")
+    states_trajectories: Literal["", "each", "groups"] = Field(
+        "", description="what a key counts that bounds trajectories under way: each, or groups that run ahead, whole"
+    )
     counts_apart: bool = Field(False, description="on devices of its own a trainer's microbatches are cut by count")
     critic_apart: str = Field("", description="keys of a critic on devices of its own, trained beside the policy")
     critic_shared: tuple[str, ...] | None = Field(None, description="modes in which it may share the trainer's: all")

@@ -91,6 +91,7 @@ class FrameworkCalibration(Frozen):
         otherwise a batch waits for all that were started for it
     stream_groups : prompt groups that a streaming trainer takes at once; None: those of one optimizer update
     under_way : execution mode -> groups that its program has under way at once; set by `running`
+    bounds_groups : what bounds trajectories under way counts a group until its last has ended; set by `running`
     controller : ``single`` process through which every batch passes, or ``distributed`` transfer queues
     controller_rate : bytes per second through the controller (per node where distributed)
     step : once per rl_step, in no stage: advantages, logging, data loader
@@ -121,6 +122,7 @@ class FrameworkCalibration(Frozen):
     counts_groups: bool = False
     stream_groups: PositiveInt | None = None
     under_way: dict[str, UnderWay] = Field({})
+    bounds_groups: bool = False
     controller: Literal["single", "distributed"] = "single"
     controller_rate: Rate
     step: Overhead
@@ -237,8 +239,9 @@ class FrameworkCalibration(Frozen):
             pace = load_trainer_paces().of_stranger(pace.without if pace else "", trainer)
         training, groups = self.training.model_copy(update=said), under_way_of(framework, version)
         hidden = [*in_release(facts_data(framework).get("reward_hidden", {}), version), self.reward_hidden][0]
+        whole = facts_data(framework).get("states_trajectories") == "groups"
         changed = {"training": training, "pace": pace, "under_way": groups, "reward_hidden": float(hidden)}
-        return self.model_copy(update=changed)
+        return self.model_copy(update={**changed, "bounds_groups": whole})
 
     def as_stranger(self) -> FrameworkCalibration:
         """With the intervals of frameworks that nobody fitted: those of a fitted one hold for itself alone."""

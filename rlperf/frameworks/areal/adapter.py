@@ -305,10 +305,9 @@ def _placement(run: Run) -> list[Setting]:
 
 
 def _groups_under_way(run: Run) -> Setting:
-    """As many as may be behind, or fewer where the plan bounds trajectories; enough to fill every engine's places."""
+    """As many as may be behind, or fewer where the plan bounds trajectories."""
     behind, bound = (run.staleness + 1) * run.batch.prompts, run.batch.max_trajectories
-    filled = (run.rollout.data_parallel or 1) * (run.rollout.max_running or 1)
-    most = min(behind, -(-max(bound, filled) // run.batch.group_size)) if bound else behind
+    most = min(behind, -(-bound // run.batch.group_size)) if bound else behind
     why = "as many as may be behind" if most == behind else f"for {bound} trajectories"
     return Setting("rollout.max_concurrent_rollouts", most, f"groups under way: {why}")
 

@@ -34,8 +34,6 @@ class ArealFacts:
     deprecated_allocation: bool | None = None
     n_minibatches: int | None = None
     counted_groups: int | None = None
-    groups_at_once: int | None = None
-    groups_allowed: int | None = None
 
 
 def read_trainer(trainer: TrainerRun, flat: Flat) -> TrainerRun:
@@ -81,6 +79,9 @@ def read_rest(run: Run, flat: Flat) -> Run:
     stale = int(flat.get("rollout.max_head_offpolicyness") or 0)
     offload = bool(flat.get("enable_offload"))
     counted = int(flat.get("rollout.consumer_batch_size") or 1)
+    at_once = int(flat.get("rollout.max_concurrent_rollouts") or counted)  # infra/staleness_manager.py:79
+    bounded = stale > 0 and not colocated and at_once < (stale + 1) * counted
+    batch = replace(run.batch, max_trajectories=at_once * run.batch.group_size if bounded else None)
     nodes, per_node = int(flat.get("cluster.n_nodes") or 1), int(flat.get("cluster.n_gpus_per_node") or 8)
     return replace(
         run,
@@ -93,7 +94,7 @@ def read_rest(run: Run, flat: Flat) -> Run:
         devices=trainer.devices if colocated else trainer.devices + devices,
         nodes=nodes,
         devices_per_node=per_node,
-        batch=_read_lengths(run, flat),
+        batch=_read_lengths(replace(run, batch=batch), flat),
         trainer=trainer.having(parked=offload if colocated else None),
         rollout=rollout.having(devices=devices),
         facts=ArealFacts(
@@ -104,8 +105,6 @@ def read_rest(run: Run, flat: Flat) -> Run:
             deprecated_allocation=bool(flat.get("allocation_mode")),
             n_minibatches=int(flat.get("actor.ppo_n_minibatches") or 1),
             counted_groups=counted,
-            groups_at_once=int(flat.get("rollout.max_concurrent_rollouts") or counted),
-            groups_allowed=(stale + 1) * counted,
         ),
     )
 

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, flow_in
 from rlperf.sim.rl_step.flow import Flow
@@ -59,15 +61,16 @@ def under_way(evaluation: Evaluation, flow: Flow | None = None) -> int:
 def with_fewer_at_once(judge: Judge, evaluation: Evaluation) -> list[Evaluation]:
     """The same with fewer trajectories at once, where contexts are evicted while their tools run: halves are judged.
 
-    In the steady state closed forms tell which number serves fastest, and it alone is judged.
+    In the steady state closed forms tell which number serves fastest, and it is judged with the next below.
     """
     if evicted_share(evaluation) < WORTH_A_WORD or not _are_agents(evaluation):
         return []
     flow, demand, writers = flow_in(evaluation), evaluation.demand, evaluation.replicas.writers
     most = most_at_once(evaluation, flow)
     found: list[Evaluation] = []
+    whole = demand.batch.group_size if evaluation.framework.bounds_groups else 1
     for at in _fastest(evaluation, flow, most) if refills(evaluation) else _halves(most, writers):
-        batch = replace(demand.batch, max_trajectories=at)
+        batch = replace(demand.batch, max_trajectories=-(-at // whole) * whole)
         found.append(judge.evaluate(replace(demand, batch=batch), replace(evaluation.configuration, batch=batch)))
         if found[-1].rl_step_s > TOO_FEW * evaluation.rl_step_s:
             break
@@ -104,8 +107,12 @@ def _halves(most: int, least: int) -> Iterator[int]:
 
 
 def _fastest(evaluation: Evaluation, flow: Flow, most: int) -> list[int]:
-    """Of halves and thirds the number at once that engines serve fastest whose finished requests are replaced."""
+    """Of halves and thirds the number at once that engines serve fastest whose finished requests are replaced, and the
+    next below, which evicts less and is no slower where the trainer sets the pace."""
     engine = evaluation.cost, evaluation.replicas.limits, evaluation.replicas.writers
-    tried = (*_halves(most, engine[2]), *_halves(most * 4 // 3, engine[2]))
-    served = [(refilled(*engine, replace(flow, at_once=at)).seconds, at) for at in tried]
-    return [min(served)[1]] if served else []
+    tried = sorted({*_halves(most, engine[2]), *_halves(most * 4 // 3, engine[2])})
+    if not tried:
+        return []
+    served = [refilled(*engine, replace(flow, at_once=at)).seconds for at in tried]
+    best = int(np.argmin(served))
+    return tried[max(best - 1, 0) : best + 1][::-1]

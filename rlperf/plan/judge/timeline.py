@@ -70,13 +70,16 @@ def steady_state(evaluation: Evaluation, rl_steps: int = 50) -> AsyncResult | No
         framework.in_mode(mode), *engine, evaluation.seconds, drawn, refilled(*engine, flow_in(evaluation)),
         max_staleness=max(configuration.staleness, 1),
     )  # fmt: skip
-    run = replace(run, groups=_groups_at_once(evaluation), samples=demand.batch.max_trajectories)
+    samples = None if framework.bounds_groups else demand.batch.max_trajectories
+    run = replace(run, groups=_groups_at_once(evaluation), samples=samples)
     return simulate(run, rl_steps=rl_steps)
 
 
 def _groups_at_once(evaluation: Evaluation) -> int | None:
     """Groups that the framework's program has under way at once, over all replicas; None: any number."""
-    groups = evaluation.framework.under_way.get(evaluation.configuration.mode)
+    batch, groups = evaluation.demand.batch, evaluation.framework.under_way.get(evaluation.configuration.mode)
+    if evaluation.framework.bounds_groups and batch.max_trajectories:
+        return -(-batch.max_trajectories // batch.group_size)
     return evaluation.demand.batch.prompts if groups == "batch" else groups and groups * evaluation.replicas.writers
 
 

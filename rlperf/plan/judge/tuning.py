@@ -51,18 +51,20 @@ def tuned(
     judged = evaluations(judge, demands, _with_the_best_trainer(context, screened, judged), facts, quiet, judged)
     smaller = [c for one in _best(context, judged, 1) for c in with_less_cache(judge, one)]
     judged = evaluations(judge, demands, smaller, facts, quiet, judged)
-    bounds = facts is not None and facts.states_trajectories
+    bounds = facts.states_trajectories if facts else ""
     crowded = [fewer for one in _best(context, judged, 1) for fewer in _fewer_at_once(judge, one, screened, bounds)]
     return judged + tuple(crowded)
 
 
-def _fewer_at_once(judge: Judge, best: Evaluation, screened: Screened, bounds: bool) -> list[Evaluation]:
+def _fewer_at_once(judge: Judge, best: Evaluation, screened: Screened, bounds: str) -> list[Evaluation]:
     """Fewer trajectories at once with the ``best``; the best number of them with other engines, and with these others.
 
     What spares it evictions need not be what it was chosen for: engines that evict least, or a trainer parked in host
-    memory, to leave them more. ``bounds``: files state how many, which else go with the staleness alone.
+    memory, to leave them more. ``bounds``: how files state how many (`states_trajectories`), which else go with the
+    staleness alone.
     """
-    open_ = bounds and best.demand.batch.max_trajectories is None
+    stated = bounds == "each" or (bounds and MODES[best.configuration.mode].runs_ahead)
+    open_ = stated and best.demand.batch.max_trajectories is None
     fewer = [*(with_fewer_at_once(judge, best) if open_ else []), *with_less_staleness(judge, best)]
     least = min(fewer, key=_seconds, default=best)
     if least.rl_step_s > FEWER * best.rl_step_s:

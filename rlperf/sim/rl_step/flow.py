@@ -26,11 +26,13 @@ class Allowed:
     batches : rl_steps whose requests run at once where the trainer is never waited for [1]
     most : the same where it waits: one more, if staleness is all that bounds them [1]
     requests : of a replica that run at once; None: any number
+    of_groups : share of the trajectories of groups under way that run: of a bound that counts whole groups [1]
     """
 
     batches: float = 1.0
     most: float = 1.0
     requests: int | None = None
+    of_groups: float = 1.0
 
     @classmethod
     def of(cls, framework: FrameworkCalibration, mode: Mode, staleness: int, demand: Demand) -> Allowed:
@@ -44,7 +46,8 @@ class Allowed:
         if drains and groups is None:
             return ONE_BATCH
         if groups is None:
-            return cls(ahead, ahead + (1.0 if staleness > 0 else 0.0))
+            share = running_share(demand) if framework.bounds_groups else 1.0
+            return cls(ahead, ahead + (1.0 if staleness > 0 else 0.0), of_groups=share)
         running = running_share(demand)
         if groups == "batch":
             return cls(min(ahead, running), min(ahead, running))
@@ -96,7 +99,8 @@ class Flow:
         the share of all generated tokens that are there when it ends [1]
     allowed : what may be under way at once
     copies : trajectories of a group, which share their first prompt [1]
-    at_once : trajectories under way at most, over all replicas, that their environment allows; None: any number
+    at_once : trajectories under way at most, over all replicas, that their environment allows, or those of the groups
+        that a program bounds (`Allowed.of_groups` of them run); None: any number
     waits : for tools between turns; None: there is one turn
     """
 
@@ -142,9 +146,12 @@ class Flow:
 
     def under_way(self, batches: float, replicas: int) -> float:
         """Trajectories that a replica has under way: its share of so many batches, or fewer that are allowed [1]."""
-        of_replica = None if self.at_once is None else -(-self.at_once // replicas)
-        share = max(batches * self.requests / replicas, 1.0)
-        return min(share, float(fewest(of_replica, self.allowed.requests) or np.inf))
+        bounds = [max(batches * self.requests / replicas, 1.0)]
+        if self.at_once is not None:
+            bounds.append(self.allowed.of_groups * -(-self.at_once // replicas))
+        if self.allowed.requests is not None:
+            bounds.append(float(self.allowed.requests))
+        return min(bounds)
 
     def group_seconds(self, makespan_s: FloatArray, steady_s: FloatArray) -> FloatArray:
         """Mean time of a group within a rollout [s]: by work as far as throughput rules, by length in the tail.

@@ -141,11 +141,11 @@ def _asked_of_the_shell(source: Source, target: Target) -> list[Problem]:
     found = []
     for key, value in source.keys.items():
         spec = target.table.find(key, target.version)
-        if isinstance(value, str) and "$" in value and spec is not None and spec.complaint("text"):
+        unset = _OF_THE_SHELL.search(value) if isinstance(value, str) else None
+        if unset and spec is not None and spec.complaint("text"):
             file, line = source.lines.get(key, ("", None))
-            unset = _VARIABLE.search(value)
             hint = "state it in a second file, behind this one"
-            hint = f"say {unset[1]}=VALUE behind the file, or {hint}" if unset else hint
+            hint = f"say {unset[1]}=VALUE behind the file, or {hint}" if unset[1] else hint
             found.append(Problem(f"{key} is {value}, which only the shell knows", file, line, hint))
     return found
 
@@ -164,6 +164,8 @@ def other_trainers(run: Run) -> tuple[str, ...]:
     return tuple(getattr(run.facts, "others", ()))
 
 
+_OF_THE_SHELL = re.compile(r"\$(?:\(|(?:\{oc\.env:)?\{?([A-Za-z_]\w*)(?![\w.:]))")
+"""A variable or a command of the shell; no resolver (``${subtract:1,2}``) nor key (``${runner.steps}``) of a YAML."""
 _VARIABLE = re.compile(r"\$\{?(?:oc\.env:)?(\w+)")
 """What the environment of a launch would have filled in."""
 _TYPED = {"slime": "miles"}

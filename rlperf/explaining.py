@@ -87,7 +87,7 @@ def explain(
     if missing or not paths:
         raise SpecError(missing or "nothing to explain: name a job, a plan, or the files of a run")
     if paths[0].suffix in SCRIPTS:
-        read_job_document(paths[0])
+        read_job_document(paths[0])  # which tells what reads it
     if paths[0].suffix in (".yaml", ".yml"):
         if len(paths) > 1:
             raise SpecError("one job or plan at a time; logs may be several, with --scale")

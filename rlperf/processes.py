@@ -48,7 +48,7 @@ def over_cores(work: Piece[A, B], pieces: Mapping[str, A], report: Tell, *, each
     """
     names = list(pieces)
     part, whole = 1.0 / max(len(names), 1), each * len(names)
-    few = whole <= FEW or len(names) == 1 or _is_worker()
+    few = whole <= FEW or _is_worker()
     if few or whole * (1.0 - 1.0 / min(cores(), len(names))) < SPARED:  # the dearest question last
         told = [within(report, k * part, part, f"{name}: ") for k, name in enumerate(names)]
         return [work(piece, report=own) for piece, own in zip(pieces.values(), told, strict=True)]

@@ -40,14 +40,15 @@ def export(
     for path in written:
         screen.print(str(path), soft_wrap=True)
     screen.print(f"What was decided, and what could not be expressed: {written[-1]}", soft_wrap=True)
-    for line in _under_another(plan, framework, written):
+    for line in _remarks(plan, framework, written):
         screen.print(line, markup=False)
 
 
-def _under_another(file: Path, framework: str | None, written: Sequence[Path]) -> Iterator[str]:
-    """What a plan's files do under a framework that it was not made for, whose memory and seconds are others.
+def _remarks(file: Path, framework: str | None, written: Sequence[Path]) -> Iterator[str]:
+    """For which release a newer one is taken, and what a plan's files do under a framework that it was not made for.
 
-    A plan for verl was written for NeMo-RL without a word: it runs out of memory there with 81 %.
+    Memory and seconds are others there: a plan for verl was written for NeMo-RL without a word, where it runs out of
+    memory with 81 %.
     """
     from rlperf.cli.output import progress
     from rlperf.frameworks.keytable import key_table

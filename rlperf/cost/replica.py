@@ -106,11 +106,11 @@ def native_mxfp4(hw: Hardware, fits: Sequence[GemmFit | MoeFit], kernels: Sequen
     """
     if hw.device.peaks.fp4 is None:
         return "mxfp4"
-    known = {(fit.kernel, fit.dtype) for fit in fits}
-    for dtype, name in ((dtype, name) for name in kernels for dtype in (*NATIVE_MXFP4, "mxfp4")):
-        if (name.removeprefix(f"{dtype}:"), dtype) in known:
-            return dtype
-    return next((fit.dtype for fit in fits if fit.dtype in NATIVE_MXFP4), "nvfp4")
+    timed = {(fit.kernel, fit.dtype) for fit in fits}
+    run = (dtype for name in kernels for dtype in (*NATIVE_MXFP4, "mxfp4")
+           if (name.removeprefix(f"{dtype}:"), dtype) in timed)  # fmt: skip
+    other = (fit.dtype for fit in fits if fit.dtype in NATIVE_MXFP4)
+    return next(run, next(other, "nvfp4"))
 
 
 @dataclass(frozen=True)

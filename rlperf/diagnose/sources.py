@@ -52,10 +52,12 @@ def _waits(evaluation: Evaluation) -> tuple[str, ...]:
 def _bound(evaluation: Evaluation) -> tuple[str, ...]:
     """That the bound on staleness sets the pace, so that the trainer's losses above are more than an rl_step saves."""
     execution, stages = execution_in(evaluation), stages_of(evaluation).times()
+    if execution.form != Form.REFILLED:
+        return ()
     less = replace(stages, training_s=(1.0 - LITTLE) * as_float(stages.training_s))
     spared = float(step_seconds(execution, stages) - step_seconds(execution, less))
     kept = spared / (LITTLE * float(stages.training_s))
-    if execution.form != Form.REFILLED or not LITTLE < kept < 1.0 - LITTLE:
+    if not LITTLE < kept < 1.0 - LITTLE:
         return ()
     bound = f"the bound on staleness ({evaluation.configuration.staleness}) sets the pace"
     saved = f"of a second less in scoring, training or weight sync an rl_step keeps {kept:.1f} s"

@@ -47,9 +47,8 @@ def trainer_criteria(
     layout = columns.layout.take(alive)
     shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
     backend = columns.backend[alive]
-    group = ((shards * 64 + layout.tensor_parallel) * (backend.max(initial=0) + 1) + backend) * 2 + columns.parked[
-        alive
-    ]
+    group = (shards * 64 + layout.tensor_parallel) * (backend.max(initial=0) + 1) + backend
+    group = group * 2 + columns.parked[alive]
     criteria = [columns.busy_s[alive]]
     if scored_apart:
         criteria.append(columns.trained_s[alive])
@@ -60,8 +59,8 @@ def trainer_criteria(
         if columns.values_s.any():  # scorers stand in the way of the trainer's own scoring, not of a critic's values
             criteria.append((columns.trained_s + columns.scoring_s)[alive])
     # replicas wait for each other, which closed forms do not see, whether they meet in every layer or once an update
-    criteria += [layout.data_parallel.astype(np.float64)]
-    criteria += [columns.departures[alive].astype(np.float64), columns.doubled[alive]]
+    criteria += [each.astype(np.float64) for each in (layout.data_parallel, columns.departures[alive])]
+    criteria.append(columns.doubled[alive])
     return group, np.stack(criteria, axis=1)
 
 

@@ -436,10 +436,7 @@ def _checkpoint_dtype(given: Given) -> str:
     for part in (given.fields, given.outer):
         if part.has("checkpoint_quantization"):
             return part.text("checkpoint_quantization")
-        for stated in (
-            "quantization_config",
-            "compression_config",
-        ):  # the second: what compressed-tensors calls its own
+        for stated in ("quantization_config", "compression_config"):  # compressed-tensors' own name is the second
             if part.has(stated):
                 return part.child(stated).text("quant_method", default="unknown")
     dtype = given.fields.text("dtype", "torch_dtype") or given.outer.text("dtype", "torch_dtype")

@@ -148,6 +148,7 @@ class Choice:
     batch: int = 512
     mode: str = "colocated"
     variant: tuple[str, ...] = ()
+    staleness: int = 0
 
     def pool(self, _: str) -> SimpleNamespace:
         return SimpleNamespace(layout=self.layout)
@@ -161,7 +162,8 @@ def test_with_fewer_at_once_every_candidate_is_judged_once(
     screened: Any = SimpleNamespace(
         configurations=[Choice("a", "TP 2"), Choice("b", "TP 2"), Choice("c", "TP 4"), Choice("d", "TP 4")]
     )
-    best: Any = SimpleNamespace(configuration=screened.configurations[0], rl_step_s=100.0)
+    demand = SimpleNamespace(batch=SimpleNamespace(max_trajectories=None))
+    best: Any = SimpleNamespace(configuration=screened.configurations[0], demand=demand, rl_step_s=100.0)
     halved = SimpleNamespace(configuration=Choice("a", "TP 2", 256), demand=SimpleNamespace(batch=256), rl_step_s=50.0)
     judge: Any = SimpleNamespace(
         evaluate=lambda demand, one: SimpleNamespace(
@@ -169,7 +171,8 @@ def test_with_fewer_at_once_every_candidate_is_judged_once(
         )
     )
     monkeypatch.setattr(tuning, "with_fewer_at_once", lambda *_: [halved])
-    found: Any = tuning._fewer_at_once(judge, best, screened)
+    monkeypatch.setattr(tuning, "with_less_staleness", lambda *_: [])
+    found: Any = tuning._fewer_at_once(judge, best, screened, "each")
     assert [each.configuration.name for each in found] == ["a", "c", *beside]
     assert {each.configuration.batch for each in found} == {256}
 

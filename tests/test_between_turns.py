@@ -326,3 +326,18 @@ def test_fewer_trajectories_are_advised_where_they_were_judged_to_serve_better(m
     monkeypatch.setattr("rlperf.plan.answer.prediction._more_cache", lambda _: "")
     (line,) = prediction_of(context, context.tasks[0], evaluation).advice
     assert line.endswith(" of the rollout: fewer trajectories at once would gain nothing")
+
+
+@pytest.mark.parametrize("framework", ["skyrl", "verl"])
+def test_a_looser_limit_on_staleness_is_no_slower(framework: str, tmp_path: Path) -> None:
+    """Files that bound no trajectories let all run that the staleness allows: a limit of 4 took twice as long as 1."""
+    strict, loose = (
+        plan_job(Job.model_validate({**JOB, "framework": framework, "limits": {"staleness": most}})) for most in (1, 4)
+    )
+    assert loose.objective <= 1.001 * strict.objective
+    phase = loose.phases[0]
+    assert phase.staleness == 1 and phase.settings.max_trajectories is None
+    export_plan(loose, tmp_path)
+    audited = audit_config(next(tmp_path.glob("config.*")), plan=False)
+    assert audited.predicted is not None
+    assert audited.predicted.rl_step_s == pytest.approx(phase.predicted.rl_step_s, rel=1e-9)

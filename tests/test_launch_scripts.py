@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,11 @@ MANIFESTS = {
         "apiVersion: batch/v1\nkind: Job\nspec:\n  containers:\n  - command: [bash, -c]\n    args:\n    - |\n"
         f"      ray start --head\n      {LAUNCH}\n    env: [{{name: B, value: '64'}}]\n"
     ),
+    "several.yaml": (
+        "# of a queue\n---\napiVersion: v1\nkind: Service\nmetadata: {name: head}\n---\napiVersion: v1\nkind: Pod\n"
+        "spec:\n  containers:\n  - command: [python3, -m, verl.trainer.main_ppo]\n    args:\n"
+        "    - data.train_batch_size=64\n    - actor_rollout_ref.rollout.n=8\n"
+    ),
 }
 
 
@@ -280,6 +286,8 @@ def test_the_launch_in_a_schedulers_file_is_read(name: str, tmp_path: Path) -> N
     found = read_source([file])
     assert found.entry == "verl.trainer.main_ppo"
     assert found.keys == {"data.train_batch_size": 64, "actor_rollout_ref.rollout.n": 8}
+    line = found.lines["data.train_batch_size"][1]
+    assert line and re.match(r" *(entrypoint|run|args):", MANIFESTS[name].splitlines()[line - 1])
 
 
 def test_a_configuration_that_is_named_and_not_here_is_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rlperf.frameworks.adapter import Planned, Source, is_other_program
 from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.scripts.flow import commands, run
-from rlperf.frameworks.scripts.manifest import manifest_of
+from rlperf.frameworks.scripts.manifest import launching, manifest_of
 from rlperf.frameworks.scripts.python import makes_configuration, read_python
 from rlperf.frameworks.scripts.shell import Word
 from rlperf.frameworks.scripts.typed import override_value, word_value
@@ -155,7 +155,7 @@ _LAUNCHED = frozenset({"compute_environment", "distributed_type"})
 
 def _read_yaml(text: str, path: Path, gathered: _Gathered, depth: int = 0) -> None:
     """A YAML file after its bases (hydra's ``defaults`` list, NeMo-RL's ``defaults: parent.yaml``)."""
-    document = parse_document(text, str(path))
+    document = parse_document(launching(text), str(path))
     data = document.data
     if not isinstance(data, dict):
         raise SpecError(Problem(f"holds a {type(data).__name__} where a mapping of keys is due", str(path), 1))

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from rlperf.frameworks.keytable import Value
 
-_SETTING = re.compile(r"(?:^|\s)(?:--[\w.-]+|\+*[\w./@-]+=\S)")
+_SETTING = re.compile(r"(?:^|[\s'\"\[])(?:--[\w.-]+|\+*[\w./@-]+=\S)")
+_SEPARATOR = re.compile(r"^---[ \t]*(?:#.*)?$", re.MULTILINE)
 _PROGRAM = re.compile(r"\b(?:python3?|torchrun|accelerate|trl|uv)\s")
 
 
@@ -40,6 +41,20 @@ def manifest_of(data: Mapping[str, Value]) -> Manifest | None:
     launch, at = max(texts, key=lambda each: len(_SETTING.findall(each[0])))
     nodes = {"SKYPILOT_NUM_NODES": str(data["num_nodes"])} if "num_nodes" in data else {}
     return Manifest(launch, at, {**nodes, **dict(_variables(data))})
+
+
+def launching(text: str) -> str:
+    """Of several documents in a scheduler's file the one with most settings, on the lines where it stands.
+
+    >>> launching("apiVersion: v1\\nkind: Service\\n---\\napiVersion: v1\\nargs: [--n 8]\\n")
+    '\\n\\n\\napiVersion: v1\\nargs: [--n 8]\\n'
+    """
+    documents = _SEPARATOR.split(text)
+    if sum("apiVersion:" in one for one in documents) < 2:
+        return text
+    settings = [len(_SETTING.findall(one)) for one in documents]
+    at = settings.index(max(settings))
+    return "".join("\n" * one.count("\n") for one in documents[:at]) + documents[at]
 
 
 def _texts(data: Value, at: tuple[str | int, ...]) -> Iterator[tuple[str, tuple[str | int, ...]]]:

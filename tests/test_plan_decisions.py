@@ -361,7 +361,7 @@ def test_a_configuration_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None
     roomy: Any = Named("roomy", 8192)
     monkeypatch.setattr(tuning, "with_more_cache", lambda judge, one: None if one.configuration is roomy else roomy)
     monkeypatch.setattr(tuning, "with_parked_trainer", lambda judge, evaluation: None)
-    judged: Any = tuning.evaluations
+    judged: Any = tuning.judge_all
     judge: Any = SimpleNamespace(
         context=SimpleNamespace(job=SimpleNamespace(limits=SimpleNamespace(truncated_fraction=None))),
         evaluate=lambda demand, configuration: SimpleNamespace(configuration=configuration),
@@ -378,7 +378,7 @@ def test_a_maximum_that_cuts_too_much_is_not_judged_there(monkeypatch: pytest.Mo
     """Lengths grow: what an earlier group of rl_steps may still cut at, a later one may not."""
     monkeypatch.setattr(tuning, "with_more_cache", lambda judge, evaluation: None)
     monkeypatch.setattr(tuning, "with_parked_trainer", lambda judge, evaluation: None)
-    judged: Any = tuning.evaluations
+    judged: Any = tuning.judge_all
     limits = SimpleNamespace(truncated_fraction=0.05)
     judge: Any = SimpleNamespace(
         context=SimpleNamespace(job=SimpleNamespace(limits=limits)),

@@ -24,9 +24,7 @@ NARROW, WIDE = {"rollout_dtype": "weights of the engine", "kv_dtype": "cache"}, 
 """Setting of the rollout that may be narrow -> what it is the type of; what it is compared with."""
 
 
-def gains(
-    context: Context, task: TaskContext, evaluation: Evaluation, fewer: tuple[str, ...] = ()
-) -> tuple[str, ...]:  # fmt: skip
+def gains(context: Context, task: TaskContext, evaluation: Evaluation, fewer: tuple[str, ...] = ()) -> tuple[str, ...]:
     """A line per technique: scoring, training and the rl_step with it, and what they would take without.
 
     ``fewer``: what `fewer_at_once` tells, before which nobody asks whether there are enough environments.

@@ -18,7 +18,7 @@ from rlperf.errors import InfeasibleError, Rejection
 from rlperf.layout import FloatArray
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.finalists import finalists_of
-from rlperf.plan.judge.tuning import evaluations, tuned
+from rlperf.plan.judge.tuning import judge_all, tuned
 from rlperf.plan.judge.value import valued
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.common import Screening, common_layouts
@@ -172,7 +172,7 @@ def _judged_task(
     own = (c for one in screenings for c in finalists_of(context, one.found, share))
     finalists = list(dict.fromkeys([*own, *shared]))
     judged = [
-        evaluations(judge, one.demands, finalists, facts, within(tell, each * number, each))
+        judge_all(judge, one.demands, finalists, facts, within(tell, each * number, each))
         for number, one in enumerate(screenings)
     ]
     if len(screenings) == 1 and context.job.sharing != "devices":

@@ -42,15 +42,15 @@ def tuned(
     for _ in range(UNHEARD):
         if (rival := _unheard(context, screened, judged)) is None:
             break
-        judged = evaluations(judge, demands, [rival], facts, quiet, judged)
-    judged = evaluations(judge, demands, _beside_the_judged(context, screened, judged), facts, quiet, judged)
+        judged = judge_all(judge, demands, [rival], facts, quiet, judged)
+    judged = judge_all(judge, demands, _beside_the_judged(context, screened, judged), facts, quiet, judged)
     best = _best(context, judged, TUNED)
     budgets = [c for one in best for c in (*next_budgets(judge, one), *without_recompute(judge, one))]
     engines = tuned_engines(judge, _best_of_each_engine(context, judged))
-    judged = evaluations(judge, demands, [*budgets, *engines], facts, quiet, judged)
-    judged = evaluations(judge, demands, _with_the_best_trainer(context, screened, judged), facts, quiet, judged)
+    judged = judge_all(judge, demands, [*budgets, *engines], facts, quiet, judged)
+    judged = judge_all(judge, demands, _with_the_best_trainer(context, screened, judged), facts, quiet, judged)
     smaller = [c for one in _best(context, judged, 1) for c in with_less_cache(judge, one)]
-    judged = evaluations(judge, demands, smaller, facts, quiet, judged)
+    judged = judge_all(judge, demands, smaller, facts, quiet, judged)
     bounds = facts.states_trajectories if facts else ""
     crowded = [fewer for one in _best(context, judged, 1) for fewer in _fewer_at_once(judge, one, screened, bounds)]
     return judged + tuple(crowded)
@@ -90,7 +90,7 @@ def _seconds(evaluation: Evaluation) -> float:
     return evaluation.rl_step_s
 
 
-def evaluations(
+def judge_all(
     judge: Judge, demands: tuple[Demand, ...], finalists: list[Configuration], facts: FrameworkFacts | None,
     tell: Tell, before: tuple[Evaluation, ...] = (),
 ) -> tuple[Evaluation, ...]:  # fmt: skip

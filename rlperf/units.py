@@ -175,14 +175,15 @@ def human_bytes(value: float) -> str:
 def human_seconds(value: float) -> str:
     """Short text for people: ``2 min 14 s``, ``13.2 s``, ``4.1 ms``, ``12 us``.
 
-    >>> human_seconds(134.2), human_seconds(13.21), human_seconds(0.0041), human_seconds(0.9997)
-    ('2 min 14 s', '13.2 s', '4.1 ms', '1 s')
+    >>> human_seconds(134.2), human_seconds(13.21), human_seconds(0.0041), human_seconds(0.9997), human_seconds(59.97)
+    ('2 min 14 s', '13.2 s', '4.1 ms', '1 s', '1 min 0 s')
     """
+    if value < 60:
+        value = float(f"{value:.3g}")  # its unit is that of what is shown
     if value >= 3600:
         return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
     if value >= 60:
         return f"{int(value // 60)} min {int(value % 60)} s"
-    value = float(f"{value:.3g}")  # its unit is that of what is shown
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"

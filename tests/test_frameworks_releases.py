@@ -96,6 +96,11 @@ def test_a_release_newer_than_every_known_one_is_told(tmp_path: Path) -> None:
     asked = {version: ask(job.model_copy(update={"framework": f"trl=={version}"})) for version in ("1.20", "1.16.3")}
     assert {version: question.context.warned for version, question in asked.items()} == {"1.20": (said,), "1.16.3": ()}
     assert said in describe(import_config([tmp_path / "run.yaml"], "trl==1.20"))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**TRL, "of_tomorrow": 1}))
+    told = [import_config([tmp_path / "run.yaml"], f"trl=={version}") for version in ("1.20", "1.16")]
+    audits = [audit(each, cluster="dgx_h100", plan=False) for each in told]
+    found = [next(one for one in each.findings if one.rule == "unknown_key").severity for each in audits]
+    assert found == ["warning", "error"], "a key that is not known may be one of its own"
     assert "known" not in describe(import_config([tmp_path / "run.yaml"], "trl==1.16"))
 
 

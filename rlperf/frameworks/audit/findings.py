@@ -178,7 +178,7 @@ def key_findings(imported: Imported) -> list[Finding]:
     when = "parse" if reaction == "error" else "never"
     text = f"unknown key; {effect}"
     level: Severity = "error"
-    if version in imported.target.table.partial:
+    if version in imported.target.table.partial or imported.newer:
         level, text = "warning", f"not among the keys that are known of {name} {version}"
     newer = {item.key: newer_name(item.key) for item in imported.unknown}
     found = [

@@ -64,9 +64,10 @@ def without_recompute(judge: Judge, evaluation: Evaluation) -> list[Configuratio
 
     To closed forms it is level with a larger microbatch, which stages judged apart may tell from it.
     """
-    configuration, asked = evaluation.configuration, judge.context.job.pool("trainer").layout.activation_recompute
+    configuration, stated = evaluation.configuration, judge.context.job.pool("trainer").layout.activation_recompute
+    searched = evaluation.stack.calibration.capability.activation_recompute.searched
     recomputes = configuration.pool("trainer").layout.activation_recompute != "none"
-    if not recomputes or (asked is not None and "none" not in asked):
+    if not recomputes or "none" not in (stated or searched):
         return []
     kept = configuration.keeping_activations()
     return [kept] if judge.peak(evaluation, kept) <= judge.room(evaluation) else []

@@ -19,6 +19,9 @@ WORTH_A_WORD = 0.01
 FEWER, TOO_FEW = 0.98, 1.2
 """Fewer trajectories at once are worth it where an rl_step takes no more than this of its time; none are tried below a
 number with which it takes this much longer."""
+FLATTERED = 0.8
+"""rl_steps of closed forms over those of events where the staleness is 1 and rollout and trainer take about equally
+long, the least of what was seen (agents of a 0.6B with verl): no smaller staleness is taken for less."""
 
 
 def refills(evaluation: Evaluation) -> bool:
@@ -78,7 +81,10 @@ def with_fewer_at_once(judge: Judge, evaluation: Evaluation) -> list[Evaluation]
 
 
 def with_less_staleness(judge: Judge, evaluation: Evaluation) -> list[Evaluation]:
-    """The same with fewer rl_steps under way than the job's limit allows, where contexts are evicted: halves."""
+    """The same with fewer rl_steps under way than the job's limit allows, where contexts are evicted: halves of it.
+
+    Those alone that spare more than closed forms flatter small limits by (`FLATTERED`).
+    """
     configuration, found = evaluation.configuration, list[Evaluation]()
     if evicted_share(evaluation) < WORTH_A_WORD or not (_are_agents(evaluation) and refills(evaluation)):
         return []
@@ -86,7 +92,7 @@ def with_less_staleness(judge: Judge, evaluation: Evaluation) -> list[Evaluation
     while staleness >= least:
         found.append(judge.evaluate(evaluation.demand, replace(configuration, staleness=staleness)))
         staleness //= 2
-    return found
+    return [each for each in found if each.rl_step_s <= FLATTERED * evaluation.rl_step_s]
 
 
 def most_at_once(evaluation: Evaluation, flow: Flow | None = None) -> int:

@@ -185,6 +185,33 @@ def test_activations_that_fit_are_kept_where_stages_are_judged_apart() -> None:
     assert pinned is not None and opened is not None and opened <= pinned * (1 + 1e-9)
 
 
+@pytest.mark.slow
+def test_budgets_say_nothing_to_a_trainer_that_counts_sequences() -> None:
+    """The first of several stood for all, and was refused for being shorter than a sequence."""
+    task = {**LONG, "workload": "programming", "prompts_per_step": 128, "group_size": 8, "max_response_tokens": 8192}
+    asked = {"architecture": "Llama-3.1-8B", "cluster": "dgx_a100", "framework": "trl", "nodes": 4, "tasks": [task],
+             "modes": ["colocated"], "objective": BOLD}  # fmt: skip
+    stated, opened = (
+        objective({**asked, "pools": [{"role": "trainer", "settings": {"token_budget": budget}}]})
+        for budget in (32768, [8192, 16384, 32768])
+    )
+    assert stated is not None and opened is not None and opened == pytest.approx(stated, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_engines_that_run_ahead_are_judged_with_the_places_of_one_batch() -> None:
+    """256 places ran two batches at once, whose groups end later than those of 128: 0.9 %."""
+    task = {**LONG, "workload": "tool_use", "prompts_per_step": 64, "group_size": 8, "max_response_tokens": 2048}
+    asked = {"architecture": "Qwen3-30B-A3B", "cluster": "dgx_h200", "framework": "areal", "nodes": 3, "tasks": [task],
+             "modes": ["async"], "engine": "sglang", "algorithm": "dapo", "limits": {"staleness": 1},
+             "objective": BOLD}  # fmt: skip
+    stated, opened = (
+        objective({**asked, "pools": [{"role": "rollout", "settings": {"memory_fraction": share}}]})
+        for share in (0.5, [0.5, 0.6, 0.7, 0.8, 0.9])
+    )
+    assert stated is not None and opened is not None and opened <= stated * (1 + 1e-9)
+
+
 def test_engines_hold_the_longest_request_that_turns_make() -> None:
     """What tools append is beyond the batch's limits: a cache for 3,072 tokens met a request of 5,638."""
     task = {**TASK, "workload": "searching", "prompts_per_step": 64, "mini_batch": 32, "max_prompt_tokens": 1024}

@@ -74,18 +74,19 @@ def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | No
 
     To closed forms the cache bounds what runs, so that more slots than it has room for are level, and are not asked
     about. In events the few that wait for a slot begin late, and the batch ends with them: where little is left to
-    wait, to begin with all and preempt some is faster.
+    wait, to begin with all and preempt some is faster. Where several batches run at once, with those of one alone
+    groups may end sooner.
     """
     configuration = evaluation.configuration
     slots = -(-_share(evaluation) // FEWEST) * FEWEST
     now, stated = configuration.pool("rollout").settings.max_running, judge.context.job.pool("rollout").settings
-    if stated.max_running or (now or slots) >= slots:
+    if stated.max_running or now in (None, slots) or (now > slots and not MODES[configuration.mode].runs_ahead):
         return None
-    larger = configuration.with_rollout(max_running=slots)
-    tried = judge.evaluate(evaluation.demand, larger)
+    whole = configuration.with_rollout(max_running=slots)
+    tried = judge.evaluate(evaluation.demand, whole)
     few = short_cache(tried.memory.kv_tokens, evaluation.demand.request_tokens).any()
-    fits = judge.peak(tried, larger) <= judge.room(tried)
-    return larger if fits and not few and tried.rl_step_s < (1.0 - WORTH) * evaluation.rl_step_s else None
+    fits = judge.peak(tried, whole) <= judge.room(tried)
+    return whole if fits and not few and tried.rl_step_s < (1.0 - WORTH) * evaluation.rl_step_s else None
 
 
 def other_places(judge: Judge, evaluation: Evaluation) -> list[Configuration]:

@@ -235,10 +235,16 @@ def _microbatches(context: Context, demand: Demand, columns: TrainerColumns) -> 
     demand = context.site.trained(demand)
     batch, layout = demand.batch, columns.layout
     each = batch.sequences / batch.updates / layout.data_parallel
-    packing = context.job.pool("trainer").settings.filled().packing
-    by_budget = np.array([cut_by_budget(packing, trainer.framework) for trainer in context.trainers])[columns.backend]
     tokens = np.ceil(each * demand.moments.mean / columns.token_budget)
-    return np.asarray(np.where(by_budget, tokens, np.ceil(each / layout.microbatch)), dtype=np.float64)
+    counted = np.ceil(each / layout.microbatch)
+    return np.asarray(np.where(_by_budget(context, columns.backend), tokens, counted), dtype=np.float64)
+
+
+def _by_budget(context: Context, backend: IntArray) -> BoolArray:
+    """Whether columns cut their microbatches by tokens; a budget says nothing to those that count sequences."""
+    packing = context.job.pool("trainer").settings.filled().packing
+    of_trainer = np.array([cut_by_budget(packing, trainer.framework) for trainer in context.trainers])
+    return np.asarray(of_trainer[backend])
 
 
 TIGHT = 0.95
@@ -276,7 +282,8 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
             theirs[:, rows] = memory.peak.ravel(), memory.host.ravel()
         flags = flags | _memory_flags(context, grid.backend, layout, *theirs)
-    flags = flags | np.where(grid.token_budget < demand.batch.longest_tokens, int(Reject.BUDGET), 0)
+    short = _by_budget(context, grid.backend) & (grid.token_budget < demand.batch.longest_tokens)
+    flags = flags | np.where(short, int(Reject.BUDGET), 0)
     if context.job.pool("trainer").settings.shared_prefix:
         # neither a ring nor Ulysses knows who shares a prompt with whom
         split = grid.layout.context_parallel * grid.layout.ulysses

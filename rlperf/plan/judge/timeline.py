@@ -80,7 +80,7 @@ def _groups_at_once(evaluation: Evaluation) -> int | None:
     batch, groups = evaluation.demand.batch, evaluation.framework.under_way.get(evaluation.configuration.mode)
     if evaluation.framework.bounds_groups and batch.max_trajectories:
         return -(-batch.max_trajectories // batch.group_size)
-    return evaluation.demand.batch.prompts if groups == "batch" else groups and groups * evaluation.replicas.writers
+    return batch.prompts if groups == "batch" else groups and groups * evaluation.replicas.writers
 
 
 def flow_in(evaluation: Evaluation) -> Flow:

@@ -96,18 +96,26 @@ def test_microbatches_over_all_gpus_count(tmp_path: Path) -> None:
 DAPO = {"algorithm__filter_groups__enable": True, "data__gen_batch_size": 384}
 
 
-@pytest.mark.parametrize("version", ["0.5", "0.9"])
-def test_groups_that_filtering_drops_are_rolled_out(version: str, tmp_path: Path) -> None:
-    """DAPO generates gen_batch_size prompts for train_batch_size: three times the rollout."""
-    read = _read(tmp_path, f"verl=={version}", **DAPO)
+def test_groups_that_filtering_drops_are_rolled_out(tmp_path: Path) -> None:
+    """DAPO generates whole batches of gen_batch_size prompts for train_batch_size: three times the rollout."""
+    read = _read(tmp_path, "verl==0.5", **DAPO)
     assert read.unknown == ()
     job = job_of(read)
-    assert (job.algorithm, job.tasks[0].generated_prompts) == ("dapo", 384)
-    # before v0.9 whole batches of gen_batch_size follow one another; since then single prompts are replaced
-    assert job.tasks[0].generation_batch == (384 if version == "0.5" else None)
-    plain = job_of(_read(tmp_path, f"verl=={version}"))
+    assert (job.algorithm, job.tasks[0].generated_prompts, job.tasks[0].generation_batch) == ("dapo", 384, 384)
+    plain = job_of(_read(tmp_path, "verl==0.5"))
     rollout = [rlperf.predict_job(each).stages_s.rollout for each in (job, plain)]
     assert rollout[0] > 1.5 * rollout[1]
+
+
+def test_prompts_that_are_drawn_one_by_one_are_no_generation_batch(tmp_path: Path) -> None:
+    """verl's V1 trainer (0.9) sets gen_batch_size to 1: how many prompts it rolls out is what its filter asks for."""
+    read = _read(tmp_path, "verl==0.9", **DAPO)
+    task = job_of(read).tasks[0]
+    assert (task.generated_prompts, task.generation_batch) == (None, None)
+    found = {each.key: each for each in audit(read, plan=False, gains=False).findings}
+    assert "one by one" in found["data.gen_batch_size"].message
+    single = audit(_read(tmp_path, "verl==0.9", **DAPO | {"data__gen_batch_size": 1}), plan=False, gains=False)
+    assert "data.gen_batch_size" not in {each.key for each in single.findings}
 
 
 @pytest.mark.slow
@@ -132,9 +140,7 @@ def test_generation_batches_follow_one_another(tmp_path: Path) -> None:
 
 
 def test_filtered_groups_are_exported_and_kept(tmp_path: Path) -> None:
-    job = job_of(_read(tmp_path, "verl==0.9", **DAPO, reward_model__reward_manager="dapo"))
-    written = export_run(from_job(job, 8), adapter_of("verl"), "0.9", "c").emission.settings
-    assert {s.key: s.value for s in written}["data.gen_batch_size"] == 384
+    job = job_of(_read(tmp_path, "verl==0.5", **DAPO, reward_model__reward_manager="dapo"))
     for framework, key, value in (
         ("slime", "over-sampling-batch-size", 384),
         ("nemo_rl", "grpo.batch_multiplier", 3.0),

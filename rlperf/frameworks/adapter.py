@@ -56,7 +56,8 @@ def is_other_program(entry: str) -> bool:
 
 PLANNED_FOR = re.compile(
     r"^(?:# Job (.+)\.\n)?# Planned for (\S+?)(?:, rollout on (\S+))?: "
-    r"(?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?(?:, ([\d,]+) trajectories at once)?\.$)?",
+    r"(?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?(?:, ([\d,]+) prompts rolled out)?"
+    r"(?:, ([\d,]+) trajectories at once)?\.$)?",
     re.MULTILINE,
 )
 """The lines of an exported file's header that state what `Planned` holds (`rlperf.frameworks.export`)."""
@@ -70,6 +71,7 @@ class Planned:
     cluster, rollout : the job's cluster, and the rollout's where it has one of its own
     lengths : of its one task: a preset, or the name of a file that lay beside the job
     reward : seconds of its rewards, where the task stated them
+    generated : prompts rolled out per rl_step, where the task stated them (DAPO)
     at_once : its trajectories under way, where the plan bounds them
     """
 
@@ -78,6 +80,7 @@ class Planned:
     rollout: str = ""
     lengths: str = ""
     reward: str = ""
+    generated: str = ""
     at_once: str = ""
 
     @classmethod

@@ -372,9 +372,11 @@ def _where(phase: Phase, job: Job) -> str:
     shared = len(set(pools.values())) == 1 and MODES[phase.mode].shares_devices
     devices = next(iter(pools.values())) if shared else ", ".join(f"{role} {each}" for role, each in pools.items())
     tasks, most = [task for task in job.tasks if task.name in phase.tasks], phase.settings.max_trajectories
-    lengths, reward = ", ".join(_named(str(task.workload)) for task in tasks), tasks[0].reward_s
+    lengths = ", ".join(_named(str(task.workload)) for task in tasks)
+    reward, generated = tasks[0].reward_s, tasks[0].generated_prompts if job.algorithm == "dapo" else None
     if len(tasks) == 1:
         lengths += "" if reward is None else f", rewards {reward:g} s"
+        lengths += f", {generated:,} prompts rolled out" if generated else ""
         lengths += f", {most:,} trajectories at once" if most else ""
     clusters = ", rollout on ".join(_named(each) for each in (job.cluster, job.pool("rollout").cluster) if each)
     return f"Planned for {clusters}: {devices}; lengths of {lengths}."

@@ -53,7 +53,7 @@ def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = Non
     if found.old_policy is None and (said := in_its_files(facts, found.modes)) is not None:
         found = found.model_copy(update={"old_policy": said})
     found = _with_sayable_placements(_without_unsayable(found, facts, folder), facts)
-    return _counting_apart(_with_keyless_settings(found, facts, folder), facts)
+    return _counting_apart(_refilling(_with_keyless_settings(found, facts, folder), facts), facts)
 
 
 def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
@@ -152,6 +152,21 @@ def _on_small_devices(job: Job, facts: FrameworkFacts, folder: Path | None) -> b
         return load_engine_calibration(engine_named(job)[0], folder=folder).counts_as_small(device)
     except SpecError:  # reported where the job is resolved
         return None
+
+
+def _refilling(job: Job, facts: FrameworkFacts) -> Job:
+    """The job with generation batches of its prompts where filtering draws whole batches anew; of modes each asks."""
+    mixed = job.sharing == "mixed" and len(job.tasks) > 1  # whose generation batches are of several tasks
+    ahead = any(MODES[mode].runs_ahead for mode in job.modes)
+    if not facts.refills or job.algorithm != "dapo" or ahead or mixed:
+        return job
+    tasks = (
+        task.model_copy(update={"generation_batch": task.prompts_per_step[0]})
+        if task.generation_batch is None and len(task.prompts_per_step) == 1
+        else task
+        for task in job.tasks
+    )
+    return job.model_copy(update={"tasks": tuple(tasks)})
 
 
 COUNTS = (1, 2, 4, 8, 16)

@@ -15,13 +15,15 @@ from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.plan import Phase
 from rlperf.specs.pool import ATTRIBUTES, TOLD, of_role
 
+GENERATED = ref("batch.generated_prompts")
 USUAL = {each.name: each.default for each in ATTRIBUTES} | {"cuda_graphs": True, "expert_dispatch": "nccl"}
 """What runs where neither a key nor the facts of a framework say otherwise; CUDA graphs are on in every engine, and
 experts are dispatched to by nobody that is not told to."""
 _OF_THE_RUN = (
     *map(ref, ("run.reference", "run.old_policy", "run.mode", "run.critic_devices")),
     *map(ref, ("batch.prompts_per_step", "batch.group_size", "batch.mini_batch", "batch.over_provision")),
-    *map(ref, ("batch.max_prompt_tokens", "batch.max_response_tokens", "batch.generated_prompts")),
+    *map(ref, ("batch.max_prompt_tokens", "batch.max_response_tokens")),
+    GENERATED,
 )
 
 
@@ -42,7 +44,8 @@ def unstated(
     """A limitation for every value that reads otherwise than it was planned, where none that was ``said`` speaks of it.
 
     What follows from others (data parallel, the ends of a pipeline), and a value that is not stated and is what every
-    framework starts from, or may run (``runs``, `keyless_values`), is no loss.
+    framework starts from, or may run (``runs``, `keyless_values`), is no loss. Nor are the prompts that are rolled out
+    where files that state none filter groups: they follow from what that drops, and the header names them.
     """
     lost = []
     if planned.algorithm == "ppo" != back.algorithm:
@@ -55,7 +58,8 @@ def unstated(
         usual = runs.get(at, (USUAL.get(at.name),))
         if value is None or value == read or (read is None and value in usual):
             continue
-        if any(_speaks_of(one, at, value) for one in said):
+        filters = back.algorithm == "dapo" and not any("dynamic sampling" in one.asked for one in said)
+        if any(_speaks_of(one, at, value) for one in said) or (at == GENERATED and read is None and filters):
             continue
         nearest = "no key states it, the framework's own default runs" if read is None else f"its files say {read}"
         lost.append(Limitation(f"{at} = {value}", nearest, "seconds and memory were predicted for the plan's"))

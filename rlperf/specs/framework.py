@@ -244,6 +244,9 @@ class FrameworkFacts(Frozen):
     states_trajectories: Literal["", "each", "groups"] = Field(
         "", description="what a key counts that bounds trajectories under way: each, or groups that run ahead, whole"
     )
+    refills: Literal["", "batches"] = Field(
+        "", description="what is drawn for groups that filtering drops, where the trainer waits for it: whole batches"
+    )
     counts_apart: bool = Field(False, description="on devices of its own a trainer's microbatches are cut by count")
     critic_apart: str = Field("", description="keys of a critic on devices of its own, trained beside the policy")
     critic_shared: tuple[str, ...] | None = Field(None, description="modes in which it may share the trainer's: all")

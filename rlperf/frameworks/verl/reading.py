@@ -98,15 +98,22 @@ def read_batch(flat: Flat, batch: BatchFacts, *, whole: bool) -> BatchFacts:
     """Prompts that are rolled out where groups are filtered, and turns.
 
     ``whole``: batches of ``gen_batch_size`` follow one another until enough groups are left (dapo_ray_trainer.py:276 of
-    verl's recipes); since v0.9 single prompts take the places of those that were dropped.
+    verl's recipes); since v0.9 single prompts take the places of those that were dropped, however many those are.
     """
     generated = flat.get("data.gen_batch_size")
     more = flat.get("algorithm.filter_groups.enable") and isinstance(generated, int) and generated > batch.prompts
     turns = flat.get(R + "multi_turn.max_assistant_turns") if _takes_turns(flat) else 1
     together = generated if more and whole else None
-    return replace(
-        batch, generated_prompts=generated if more else None, generation_batch=together, turns=int(turns or 2)
-    )
+    return replace(batch, generated_prompts=together, generation_batch=together, turns=int(turns or 2))
+
+
+def _one_by_one(flat: Flat) -> list[tuple[str, str]]:
+    """That the prompts of a generation batch are no number that V1's trainer reads (since 0.9, ppo/v1)."""
+    key = "data.gen_batch_size"
+    if not (flat.get("trainer.use_v1") and flat.get("algorithm.filter_groups.enable")) or flat.get(key) in (None, 1):
+        return []
+    why = "is set to 1 by the V1 trainer, which draws prompts one by one for those that filtering drops"
+    return [(key, f"{why}: how many are rolled out is not in the file (generated_prompts of a job)")]
 
 
 def _takes_turns(flat: Flat) -> bool:
@@ -233,7 +240,7 @@ def _scoring_facts(flat: Flat, run: Run) -> dict[str, Any]:
         "scoring_counted_twice": None not in counts[R],
         "reference_counted": any(count is not None for count in counts[REF]) if scored else None,
         "reference_budget": TOKENS_PER_DEVICE.read(budget, run) if scored and isinstance(budget, int) else None,
-        "beside": (*beside, *_cut_answers(flat, run), *_old_reward_model(flat)),
+        "beside": (*beside, *_cut_answers(flat, run), *_old_reward_model(flat), *_one_by_one(flat)),
     }
 
 

@@ -186,11 +186,9 @@ def algorithm_settings(run: Run, version: str) -> list[Setting]:
         ]
     if algorithm == "dapo" and at_least(version, "0.9"):
         # before, they are keys of the recipe's program (recipe.dapo.main_dapo), which main_ppo refuses
-        generated = run.batch.generated_prompts
         settings += [
             Setting("algorithm.filter_groups.enable", True, "drop groups without a signal"),
             Setting("algorithm.filter_groups.metric", "acc"),
-            *([Setting("data.gen_batch_size", generated, "prompts rolled out per rl_step")] if generated else []),
         ]
     if run.batch.turns > 1:
         settings += [

@@ -48,7 +48,7 @@ class Technique:
     name, stage : in words; what it makes shorter
     changes : the fields of a job that it changes, by the model
     key : the setting (``rollout.kv_dtype``) or the mode whose key a framework needs
-    usual : it is on in a job that says nothing: what is asked is what switching it off loses
+    usual : it is on in a job that says nothing: what is planned anew is the job without it
     simulated : no closed form counts it: every engine is simulated, so that its plan takes longest
     measured, assumed : what stands behind its figures
     """
@@ -173,8 +173,7 @@ class Gain:
     Attributes
     ----------
     rl_step_s : with it, planned anew [s]
-    gain, low, high : share of the rl_step that it saves, 5th and 95th percentile; of one that is on already, what
-        switching it off would cost [1]
+    gain, low, high : share of the rl_step without it that it saves, 5th and 95th percentile [1]
     engine_bytes, trainer_bytes : by how much weights and workspace of an engine, and a trainer's peak, grow per device
     frameworks : that have a key for it (newest versions)
     said : what the planner chose, what is in its way, or why there are no figures
@@ -319,19 +318,17 @@ def _gain(
         own, refusal = base.job.framework.partition("==")[0], error.problems[0]
         # of what has no key in the job's framework the row says which others have one: no hint is needed
         return replace(row, said=str(refusal) if own in row.frameworks else refusal.message)
-    step, first, side = compare_weighted(now.sides, then.sides), now.longest, then.longest
-    before, after = first.evaluation, side.evaluation
-    signs = -1.0 if technique.usual else 1.0
-    saved = sorted((signs * (1.0 - step.low), signs * (1.0 - step.high)))
+    off, on = (then, now) if technique.usual else (now, then)
+    step, before, after = compare_weighted(off.sides, on.sides), off.longest, on.longest
     return replace(
         row,
-        rl_step_s=(now if technique.usual else then).rl_step_s,
-        gain=signs * (1.0 - step.ratio),
-        low=saved[0],
-        high=saved[1],
-        engine_bytes=signs * float((_engine(side) - _engine(first)).item()),
-        trainer_bytes=signs * float((after.held.peak - before.held.peak).item()),
-        said=", ".join(filter(None, (_lag(fields, side), _said(technique, first, side, step.ratio)))),
+        rl_step_s=on.rl_step_s,
+        gain=1.0 - step.ratio,
+        low=1.0 - step.high,
+        high=1.0 - step.low,
+        engine_bytes=float((_engine(after) - _engine(before)).item()),
+        trainer_bytes=float((after.evaluation.held.peak - before.evaluation.held.peak).item()),
+        said=", ".join(filter(None, (_lag(fields, after), _said(technique, before, after, step.ratio)))),
     )
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import rlperf
+from rlperf.errors import SpecError
 from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import write_plan
-from rlperf.frameworks.imports import import_config
+from rlperf.frameworks.imports import import_config, job_of
 from rlperf.plan.answer.plan import Plan
+from rlperf.plan.compare import job_of_plan
 from rlperf.specs.job import Job
 from rlperf.specs.short_job import short_job
 
@@ -42,3 +44,56 @@ def test_groups_that_filtering_drops(framework: str, tmp_path: Path) -> None:
     """384 prompts for 128: in keys where there are any, else in the header; SkyRL draws whole batches of 128."""
     job = _job(framework, "Qwen3-8B", {"generated_prompts": 384}, {"algorithm": "dapo"})
     _held(rlperf.plan_job(job), tmp_path / "out")
+
+
+EAGLE = {"role": "rollout", "settings": {"speculation": ["eagle3:3"], "draft_acceptance": 0.7}}
+
+
+@pytest.mark.parametrize("framework", ["verl", "nemo_rl", "slime", "miles", "skyrl"])
+def test_accepted_drafts_stand_in_the_header(framework: str, tmp_path: Path) -> None:
+    """No engine has a key for what it accepts: a stated share went back to that of measured models."""
+    _held(rlperf.plan_job(_job(framework, "Qwen3-8B", {}, {"pools": [EAGLE]})), tmp_path / "out")
+
+
+@pytest.mark.parametrize("framework", ["nemo_rl", "areal", "skyrl"])
+def test_a_replay_that_no_key_says_is_refused(framework: str) -> None:
+    """One switch replays the rollout's experts (R3); those of the old policy's pass were planned and written as off."""
+    job = _job(framework, "Qwen3-30B-A3B", {}, {"pools": [{"role": "trainer", "settings": {"router_replay": "R2"}}]})
+    with pytest.raises(SpecError, match=r"no key for trainer\.router_replay \(R2\).*miles, slime, verl"):
+        rlperf.plan_job(job)
+
+
+@pytest.mark.parametrize("framework", ["nemo_rl", "slime", "areal"])
+def test_log_probabilities_of_a_teacher_that_no_key_says(framework: str) -> None:
+    teacher = {"name": "teacher", "kind": "teacher", "architecture": "Qwen3-32B", "top_k": 64}
+    with pytest.raises(SpecError, match=r"no key for top_k \(64\) \(leave it out, or framework: verl\)"):
+        rlperf.plan_job(_job(framework, "Qwen3-8B", {}, {"scorers": [teacher]}))
+
+
+def test_what_a_judge_reads_and_writes_is_named_as_lost(tmp_path: Path) -> None:
+    judge = {"name": "judge", "kind": "judge", "architecture": "Qwen3-8B", "prompt_tokens": 500, "response_tokens": 512}
+    plan = rlperf.plan_job(_job("verl", "Qwen3-8B", {}, {"scorers": [judge]}))
+    write_plan(plan, None, tmp_path / "out")
+    said = (tmp_path / "out/EXPORT.md").read_text()
+    assert "500 tokens that judge reads beside a sequence, 512 that it writes" in said
+
+
+def test_a_mixed_batch_takes_the_best_of_several_numbers_at_once(tmp_path: Path) -> None:
+    """All of its tasks list the same; the header says which was taken, and a file reads back with it."""
+    tasks = [
+        {"name": each, "workload": each, "prompts_per_step": 64, "max_response_tokens": 8192, "max_trajectories": most}
+        for each, most in (("tool_use", [128, 512]), ("math", [128, 512]))
+    ]
+    job = Job.model_validate(
+        {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "sharing": "mixed", "tasks": tasks}
+    )
+    plan = rlperf.plan_job(job)
+    assert plan.phases[0].settings.max_trajectories == 512
+    assert job_of_plan(plan).tasks[1].max_trajectories == (512,)
+    write_plan(plan, None, tmp_path / "out")
+    file = tmp_path / "out/config.yaml"
+    assert "; lengths of tool_use, math, 512 trajectories at once.\n" in file.read_text()
+    assert job_of(import_config([file])).tasks[0].max_trajectories == (512,)
+    other = job.model_copy(update={"tasks": (job.tasks[0], job.tasks[1].model_copy(update={"max_trajectories": (9,)}))})
+    with pytest.raises(SpecError, match="one max_trajectories: tool_use 128 or 512, math 9"):
+        rlperf.plan_job(other)

@@ -17,6 +17,7 @@ from rlperf.frameworks.fields import Field, Setting, Target
 from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.keyless import keyless_rules, misspelled
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
+from rlperf.frameworks.planned import Planned
 from rlperf.frameworks.run import Ref, Run, names_of_rules
 from rlperf.specs.framework import OF_RELEASES, FrameworkFacts, Rule, facts_document
 from rlperf.specs.keyless_settings import running
@@ -54,46 +55,6 @@ def is_other_program(entry: str) -> bool:
     return bool(words & _NO_ROLLOUT) and not words & _ROLLS_OUT
 
 
-PLANNED_FOR = re.compile(
-    r"^(?:# Job (.+)\.\n)?# Planned for (\S+?)(?:, rollout on (\S+))?: "
-    r"(?:.*; lengths of (\S+?)(?:, rewards (\S+) s)?(?:, ([\d,]+) prompts rolled out)?"
-    r"(?:, ([\d,]+) trajectories at once)?\.$)?",
-    re.MULTILINE,
-)
-"""The lines of an exported file's header that state what `Planned` holds (`rlperf.frameworks.export`)."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What an exported file was planned for, as its header names it; empty where it does not.
-
-    phase : its tasks, rl_steps and mode
-    cluster, rollout : the job's cluster, and the rollout's where it has one of its own
-    lengths : of its one task: a preset, or the name of a file that lay beside the job
-    reward : seconds of its rewards, where the task stated them
-    generated : prompts rolled out per rl_step, where the task stated them (DAPO)
-    at_once : its trajectories under way, where the plan bounds them
-    """
-
-    phase: str = ""
-    cluster: str = ""
-    rollout: str = ""
-    lengths: str = ""
-    reward: str = ""
-    generated: str = ""
-    at_once: str = ""
-
-    @classmethod
-    def of(cls, text: str) -> Planned | None:
-        """What the header of a file's text states; None where it has none.
-
-        >>> Planned.of("# Job j: math, async.\\n# Planned for dgx_h100: 8 x h100; lengths of math.").phase
-        'j: math, async'
-        """
-        found = PLANNED_FOR.search(text)
-        return cls(*found.groups(default="")) if found else None
-
-
 @dataclass(frozen=True)
 class Source:
     """A configuration as it was read: keys with the line each stands on, defaults not filled in yet.
@@ -113,7 +74,7 @@ class Source:
     """What the launcher (accelerate, torchrun) is told: ``num_processes`` and the like; no keys of the framework."""
     folder: str = ""
     """Where a script goes (``cd``) before it runs the program, as it says it."""
-    planned: Planned = Planned()
+    planned: Planned = field(default_factory=Planned)
     worked_out: Mapping[str, str] = field(default_factory=dict)
     """Key -> ``file:line`` where a program works its value out: it is left to its default."""
 

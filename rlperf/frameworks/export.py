@@ -14,6 +14,7 @@ from rlperf.frameworks.fields import Setting, Target
 from rlperf.frameworks.hub import hub_name
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.phases import checkpoints, in_order
+from rlperf.frameworks.planned import planned_for
 from rlperf.frameworks.readback import own_maxima, read_back, unstated
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.frameworks.run import Run, ref
@@ -27,9 +28,8 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import Rule
 from rlperf.specs.job import Job
 from rlperf.specs.job_document import read_job_document
-from rlperf.specs.modes import MODES
 from rlperf.specs.own_files import folder_of
-from rlperf.specs.profiles import is_path, load_architecture, load_cluster
+from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import validate
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.specs.writer import is_export, write_folder
@@ -366,34 +366,13 @@ def _framework(text: str) -> tuple[Adapter, str]:
     return adapter, key_table(adapter.name).version(asked)
 
 
-def _where(phase: Phase, job: Job) -> str:
-    """The devices that it was planned for, which no key of a framework names (`adapter.PLANNED_FOR` reads it)."""
-    pools = {pool.role: f"{pool.devices} x {pool.device}" for pool in phase.pools}
-    shared = len(set(pools.values())) == 1 and MODES[phase.mode].shares_devices
-    devices = next(iter(pools.values())) if shared else ", ".join(f"{role} {each}" for role, each in pools.items())
-    tasks, most = [task for task in job.tasks if task.name in phase.tasks], phase.settings.max_trajectories
-    lengths = ", ".join(_named(str(task.workload)) for task in tasks)
-    reward, generated = tasks[0].reward_s, tasks[0].generated_prompts if job.algorithm == "dapo" else None
-    if len(tasks) == 1:
-        lengths += "" if reward is None else f", rewards {reward:g} s"
-        lengths += f", {generated:,} prompts rolled out" if generated else ""
-        lengths += f", {most:,} trajectories at once" if most else ""
-    clusters = ", rollout on ".join(_named(each) for each in (job.cluster, job.pool("rollout").cluster) if each)
-    return f"Planned for {clusters}: {devices}; lengths of {lengths}."
-
-
-def _named(profile: str) -> str:
-    """A profile's name; of one in a file of its own the file's, for its folder is of this machine."""
-    return Path(profile).name if is_path(profile) else profile
-
-
 def _decided(phase: Phase, job: Job) -> list[str]:
     """What was decided and why, as comment lines."""
     said = phase.predicted
     low, high = human_seconds(said.low_s), human_seconds(said.high_s)
     lines = [
         f"Job {job.name}: {', '.join(phase.tasks)}, rl_steps {phase.rl_steps[0]} to {phase.rl_steps[1]}, {phase.mode}.",
-        _where(phase, job),
+        planned_for(phase, job),
         f"Predicted: {human_seconds(said.rl_step_s)} per rl_step ({low} .. {high}).",
     ]
     if phase.binds:

@@ -161,7 +161,9 @@ OPTIMIZER = Unit(lambda value, _: "muon" if "muon" in str(value).lower() else "a
 def replay_as(word: str) -> Unit:
     """A switch for one way of repeating routers' choices (R2, R3); where it is off, another key may name the other."""
     return Unit(
-        lambda value, run: word if value else run.trainer.router_replay or "none", lambda value, _: value == word
+        lambda value, run: word if value else run.trainer.router_replay or "none",
+        lambda value, _: value == word,
+        takes=frozenset({"none", word}),
     )
 
 

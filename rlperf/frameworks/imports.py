@@ -306,24 +306,6 @@ def planned_reward(imported: Imported, workload: str | None) -> float | None:
     return float(planned.reward) if stated else None
 
 
-def planned_at_once(imported: Imported, workload: str | None) -> int | None:
-    """Trajectories under way at once by the header of an exported file; None where other lengths are asked for."""
-    planned = imported.source.planned
-    return _count(planned.at_once) if workload in (None, planned.lengths) else None
-
-
-def _generated(imported: Imported, workload: str | None) -> int | None:
-    """Prompts rolled out per rl_step by the keys, or where none states them by the header of an exported file."""
-    planned = imported.source.planned
-    told = _count(planned.generated) if workload in (None, planned.lengths) else None
-    return imported.run.batch.generated_prompts or told
-
-
-def _count(text: str) -> int | None:
-    """A number as headers write it; None where there is none."""
-    return int(text.replace(",", "")) if text else None
-
-
 def job_of(
     imported: Imported, *, cluster: str | None = None, workload: str | None = None, name: str = "imported"
 ) -> Job:
@@ -337,9 +319,9 @@ def job_of(
     if unset := _VARIABLE.search(imported.run.architecture):
         hint = f"say {unset[1]}=NAME behind the file, or --architecture NAME"
         raise SpecError(Problem(f"its model is named by ${unset[1]}, which it does not set", suggestion=hint))
-    at_once = planned_at_once(imported, workload) or imported.run.batch.max_trajectories
-    batch = replace(imported.run.batch, max_trajectories=at_once, generated_prompts=_generated(imported, workload))
-    run = replace(imported.run, architecture=architecture_at(imported.run.architecture), batch=batch)
+    planned = imported.source.planned
+    run = planned.told(imported.run) if workload in (None, planned.lengths) else imported.run
+    run = replace(run, architecture=architecture_at(run.architecture))
     if run.critic_devices and run.traits.shares_devices and run.rollout.devices != run.trainer.devices:
         words = f"engines on {run.rollout.devices} devices take turns with the trainer and with its critic"
         raise SpecError(Problem(f"{words}: predicted only beside the trainer, on its {run.trainer.devices}"))

@@ -97,6 +97,8 @@ def _scorer(plan: ScorerPlan, job: Job, policy: str) -> ScorerRun:
         max_running=plan.settings.max_running,
         top_k=stated.top_k,
         share=stated.share,
+        prompt_tokens=stated.prompt_tokens,
+        response_tokens=stated.response_tokens,
     )
 
 
@@ -111,7 +113,8 @@ def _pinned_scorer(scorer: Scorer, policy: str, problems: list[Problem]) -> Scor
     given = {each.name: stated[each.name] for each in fields(ScorerRun) if each.name in stated}
     return ScorerRun(
         *(scorer.name, scorer.kind, placement, scorer.architecture or policy, devices),
-        top_k=scorer.top_k, share=scorer.share, **given,
+        top_k=scorer.top_k, share=scorer.share, prompt_tokens=scorer.prompt_tokens,
+        response_tokens=scorer.response_tokens, **given,
     )  # fmt: skip
 
 
@@ -127,6 +130,8 @@ def _to_scorer(run: ScorerRun) -> dict[str, Value]:
         "devices": run.devices or None,
         "top_k": run.top_k,
         "share": run.share,
+        "prompt_tokens": run.prompt_tokens,
+        "response_tokens": run.response_tokens,
         "layout": {name: getattr(run, name) for name in degrees},
         "settings": {name: value for name, value in settings.items() if value is not None},
     }

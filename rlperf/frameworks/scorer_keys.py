@@ -291,13 +291,17 @@ def scorer_settings(run: Run, framework: str, target: Target, beside: Collection
 
 
 def routed(run: Run) -> tuple[Limitation, ...]:
-    """What only the rows of the data say: which teacher scores a row; an import takes equal shares."""
-    shares = ", ".join(f"{one.name} {one.share:g}" for one in run.scorers if one.share < 1.0)
-    if not shares:
-        return ()
-    return (
-        Limitation(f"shares of sequences ({shares})", "a key each", "rows name it: data_source, as teacher_key says"),
-    )
+    """What only the rows of the data say, which teacher scores a row (an import takes equal shares), or who asks it."""
+    found = []
+    if shares := ", ".join(f"{one.name} {one.share:g}" for one in run.scorers if one.share < 1.0):
+        rows = "rows name it: data_source, as teacher_key says"
+        found.append(Limitation(f"shares of sequences ({shares})", "a key each", rows))
+    for one in run.scorers:
+        if one.prompt_tokens or one.response_tokens > 1:
+            read = f"{one.prompt_tokens:,} tokens that {one.name} reads beside a sequence"
+            asked = f"{read}, {one.response_tokens:,} that it writes"
+            found.append(Limitation(asked, "what your reward function asks it", "files read back as 0 and 1"))
+    return tuple(found)
 
 
 def _alike(run: Run, framework: str, target: Target) -> list[list[ScorerRun]]:
@@ -358,10 +362,19 @@ def unsayable_scorers(scorers: Sequence[Scorer], framework: str, targets: Sequen
                 f"scorer{'s' * (len(alike) > 1)} {names}: {framework} sends {one}, and share adds up to {shares:g}"
             )
             found.append(Problem(message, suggestion="let share add up to 1"))
+        elif (several := max(each.top_k for each in alike)) > 1 and not _says(ways_by_keys[keys], "top_k"):
+            others = [name for name, all_ways in SCORER_KEYS.items() if _says(all_ways, "top_k")]
+            message = f"scorers {names}: {framework} has no key for top_k ({several})"
+            found.append(Problem(message, suggestion=f"leave it out, or framework: {' or '.join(others)}"))
         elif len({each.top_k for each in alike}) > 1:
             message = f"scorers {names}: {framework} has one key for top_k, and they differ in it"
             found.append(Problem(message, suggestion="give all of them the same"))
     return found
+
+
+def _says(ways: Sequence[ScorerKeys], name: str) -> bool:
+    """Whether some key of theirs states it of a scorer."""
+    return any(name in way.keys.values() for way in ways)
 
 
 def displaced_scorers(

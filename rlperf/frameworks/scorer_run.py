@@ -13,6 +13,7 @@ class ScorerRun:
     """A teacher, reward model or judge beside the pools; 0 devices: those of the trainer.
 
     share : of the sequences, where several have them; files do not say it, the rows of their data do
+    prompt_tokens, response_tokens : read beside a sequence and written of it; what asks it states them, no file
     """
 
     name: str
@@ -29,3 +30,5 @@ class ScorerRun:
     max_running: int | None = None
     top_k: int = 1
     share: float = 1.0
+    prompt_tokens: int = 0
+    response_tokens: int = 1

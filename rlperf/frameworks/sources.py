@@ -9,8 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from rlperf.errors import Problem, SpecError
-from rlperf.frameworks.adapter import Planned, Source, is_other_program
+from rlperf.frameworks.adapter import Source, is_other_program
 from rlperf.frameworks.keytable import Value, flatten, sections
+from rlperf.frameworks.planned import Planned
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.scripts.flow import commands, run
 from rlperf.frameworks.scripts.manifest import launching, manifest_of

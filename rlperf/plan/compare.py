@@ -159,8 +159,9 @@ def job_of_plan(plan: Plan, phase: Phase | None = None) -> Job:
     settings = chosen.settings.model_dump(exclude={"max_prompt_tokens"})
     pinned = {name: None if value is None else (value,) for name, value in settings.items()}
     tasks = tuple(task for task in plan.job.tasks if task.name in chosen.tasks)
-    if len(tasks) == 1:  # a mixed batch leaves nothing open
-        tasks = (tasks[0].model_copy(update=pinned),)
+    if len(tasks) > 1:  # those of a mixed batch leave nothing else open
+        pinned = {"max_trajectories": pinned["max_trajectories"]}
+    tasks = tuple(task.model_copy(update=pinned) for task in tasks)
     asked = {pool.role: plan.job.pool(pool.role) for pool in chosen.pools}
     pools = tuple(
         pool.pinned().model_copy(

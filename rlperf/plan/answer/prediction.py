@@ -363,7 +363,8 @@ def _against_preemption(context: Context) -> str:
 
 def _against_eviction(context: Context, demand: Demand, fewer: bool) -> str:
     """The same against contexts evicted while their tools run, which fewer places in the engine do not spare."""
-    raised, own = _more_cache(context), [task for task in context.job.tasks if task.name == demand.task]
+    raised, tasks = _more_cache(context), context.job.tasks
+    own = [task for task in tasks if task.name == demand.task] or tasks  # one batch of all: mixed
     if demand.batch.max_trajectories is not None and any(_open(task.max_trajectories) for task in own):
         return "the planner chose max_trajectories with this counted"
     helps = [f"raise {raised}"] * bool(raised) + ["lower max_trajectories"] * fewer

@@ -434,6 +434,6 @@ def _mixed(job: Job, read: list[TaskContext | None]) -> list[TaskContext]:
     tasks = [task for task in read if task is not None]
     if job.sharing != "mixed" or len(tasks) < max(len(read), 2):
         return tasks
-    task, source, batch = mixed([(each.task, each.source, each.batches) for each in tasks])
+    task, source, found = mixed([(each.task, each.source, each.batches) for each in tasks])
     names = tuple(each.task.name for each in tasks)
-    return [TaskContext(task, tasks[0].architecture, source, (batch,), tasks[0].shape_note, names)]
+    return [TaskContext(task, tasks[0].architecture, source, tuple(found), tasks[0].shape_note, names)]

@@ -150,8 +150,8 @@ def _images(found: Sequence[Demand]) -> Images | None:
     return Images(sum(tokens) / sum(demand.prompt_tokens for demand in found), sum(tokens) / count)
 
 
-def mixed(tasks: Sequence[tuple[Task, LengthSource, Sequence[Batch]]]) -> tuple[Task, MixedSource, Batch]:
-    """Tasks with their lengths and batches as one task.
+def mixed(tasks: Sequence[tuple[Task, LengthSource, Sequence[Batch]]]) -> tuple[Task, MixedSource, list[Batch]]:
+    """Tasks with their lengths and batches as one task, and its batches: one for each number of trajectories at once.
 
     Raises
     ------
@@ -160,14 +160,14 @@ def mixed(tasks: Sequence[tuple[Task, LengthSource, Sequence[Batch]]]) -> tuple[
     problems = [
         Problem(f"task {task.name} leaves its batch open", suggestion="state one value of each setting")
         for task, _, found in tasks
-        if len(found) > 1
+        if len({replace(batch, max_trajectories=None) for batch in found}) > 1
     ]
     each = [found[0] for _, _, found in tasks]
     for name, values in (
         ("group_size", [batch.group_size for batch in each]),
         ("updates per rl_step (prompts_per_step / mini_batch)", [batch.updates for batch in each]),
         ("over_provision", [batch.over_provision for batch in each]),
-        ("max_trajectories", [batch.max_trajectories for batch in each]),
+        ("max_trajectories", [_numbers(task.max_trajectories) for task, _, _ in tasks]),
         ("architecture", [task.architecture for task, _, _ in tasks]),
     ):
         if len(set(values)) > 1:
@@ -200,11 +200,20 @@ def mixed(tasks: Sequence[tuple[Task, LengthSource, Sequence[Batch]]]) -> tuple[
         max_prompt_tokens=max(batch.max_prompt_tokens for batch in each),
         max_response_tokens=(max(batch.max_response_tokens for batch in each),),
         over_provision=(each[0].over_provision,),
-        max_trajectories=each[0].max_trajectories and (each[0].max_trajectories,),
+        max_trajectories=tasks[0][0].max_trajectories,
     )
     parts = tuple(Part(source, batch) for (_, source, _), batch in zip(tasks, each, strict=True))
     source = MixedSource(whole, None, _no_law, all(part.source.sees for part in parts), parts=parts)
-    return whole, source, batches(whole)[0]
+    return whole, source, batches(whole)
+
+
+def _numbers(given: tuple[int, ...] | None) -> str:
+    """Numbers that a task leaves open, as a sentence has them.
+
+    >>> _numbers((256, 512)), _numbers(None)
+    ('256 or 512', '')
+    """
+    return " or ".join(map(str, given or ()))
 
 
 def _no_law() -> LengthModel:

@@ -10,6 +10,11 @@ import pytest
 import yaml
 
 from rlperf.api import ask
+from rlperf.cost.batching import Microbatches
+from rlperf.cost.network import network_bytes_per_s
+from rlperf.cost.trainer.scoring import scoring_pass
+from rlperf.cost.trainer_device import UpdateOptions
+from rlperf.cost.weight_sync import SyncShape, sync_payload, weight_sync_s
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.audit.repairs import in_keys
@@ -21,6 +26,12 @@ from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.releases import OPENRLHF_NAMES
 from rlperf.frameworks.run import ref
+from rlperf.layout import Layout
+from rlperf.sim.rl_step.trainer_stage import _head_share
+from rlperf.specs.hardware import load_hardware
+from rlperf.specs.profiles import load_architecture
+from rlperf.specs.rl_calibration import load_framework_calibration
+from rlperf.specs.trainer_calibration import load_trainer
 from tests.nested import nest
 from tests.test_frameworks_audit import AREAL, OPENRLHF, SLIME, TRL, VERL
 
@@ -219,3 +230,37 @@ def test_scripts_of_the_fully_asynchronous_recipe_are_of_a_release_that_knows_th
     (tmp_path / "run.sh").write_text(f"python -m recipe.fully_async_policy.fully_async_main {model} {said}\n")
     read = import_config([tmp_path / "run.sh"])
     assert (read.target.version, read.unknown, read.run.mode) == ("0.7", (), "async")
+
+
+def test_trl_sends_all_tensors_in_one_packed_broadcast_since_its_server_is_vllms() -> None:
+    """Until 1.10 a request, a broadcast and a barrier a tensor; then one device's port, in the type that is kept."""
+    ways = {version: load_framework_calibration(f"trl=={version}").weight_sync for version in ("1.10", "1.11", "main")}
+    assert [tuple(fit.transport for fit in fits) for fits in ways.values()] == [
+        ("colocated", "nccl"), ("colocated", "packed_broadcast"), ("colocated", "packed_broadcast"),
+    ]  # fmt: skip
+    packed, hardware = ways["main"][1], load_hardware("h100_sxm", "dgx_h100")
+    model = load_architecture("Qwen3-8B")
+    one_node, two_nodes = (SyncShape(8 * nodes, 8, trainer_shards=8 * nodes, rollout_shards=1) for nodes in (1, 2))
+    payload = sync_payload(model, 4.0)
+    near, far = (float(weight_sync_s(hardware, packed, payload, shape)) for shape in (one_node, two_nodes))
+    # the port of the one that sends, and of two nodes the half of every tensor that lies on the other
+    port = network_bytes_per_s(hardware)
+    assert near == pytest.approx(1.0 + payload.tensors * 1.78e-5 + payload.bytes / (0.829 * port), rel=1e-6)
+    assert far - near == pytest.approx(payload.bytes / 2 / port, rel=1e-6)
+
+
+def test_trl_puts_responses_alone_through_its_head_since_it_is_fused() -> None:
+    """Labels of prompts and padding are -100, and hidden states without a label are dropped (1.16.0 utils.py:1645)."""
+    demand = SimpleNamespace(trained_tokens=4 * 400.0, prompt_tokens=4 * 100.0)
+    batches = Microbatches.of(1000.0, 1e6, 1000.0, 2.0)  # four sequences, each padded to 1,000, on two ranks
+    for version, share in (("1.14", 1.0), ("1.16", 0.3)):
+        stack = SimpleNamespace(framework=load_framework_calibration(f"trl=={version}", "fsdp2"))
+        assert float(_head_share(stack, demand, Layout.of(data_parallel=2), batches, 1.0)) == pytest.approx(share)
+    model, hardware, trainer = load_architecture("Qwen2.5-1.5B"), load_hardware("h100_sxm"), load_trainer("fsdp2")
+    layout, held = Layout.of(data_parallel=8, zero_stage=3), Microbatches.of(65536.0, 65536.0 * 4096, 4096.0, 1.0)
+    whole, third = (
+        float(scoring_pass(model, hardware, trainer, layout, held, UpdateOptions(head_share=share)).forward_s)
+        for share in (1.0, 0.3)
+    )
+    head = 2.0 * 65536 * model.vocab * model.hidden / 989.4e12
+    assert whole - third > 0.7 * head  # its product at the data sheet's rate, at least

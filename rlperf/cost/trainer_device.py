@@ -76,6 +76,7 @@ class UpdateOptions:
     frozen_tower : the vision tower is not trained: no backward, no gradients, no moments
     trained_draft : method of the draft head that is trained beside the model; None where none is
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
+    head_share : of a microbatch's tokens those that go through the head [1]
     chunked_loss : the loss is computed chunk by chunk, its logits made again in the backward
     whole_gradients : gradients of sharded parameters are added up unsharded and reduced with the last microbatch
     recompute_experts : the expert activation function is recomputed, so that its inputs are not kept
@@ -90,6 +91,7 @@ class UpdateOptions:
     dtype: str = "bf16"
     lora_rank: int | None = None
     skew: FloatArray | float = 1.0
+    head_share: FloatArray | float = 1.0
     chunked_loss: bool = False
     whole_gradients: bool = False
     recompute_experts: bool = False

@@ -206,7 +206,7 @@ def _with_export_s(
     side_by_side = np.asarray(shape.pipeline_parallel, np.float64) if fit.senders == "stages" else 1.0
     made = np.asarray(payload.tensors * fit.per_tensor / side_by_side + payload.quantise_s, np.float64)
     if fit.transport == "packed_broadcast":
-        made = made + export_s(hw, fit, payload, shape)
+        made = made + export_s(hw, fit, payload, shape) + (gather_s(hw, payload, shape) if fit.gathers else 0.0)
     return np.maximum(made, wire) if fit.overlapped else made + wire
 
 
@@ -237,8 +237,8 @@ def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape:
     doubling; o 1 where the trainer's weights wait in host memory, r_o the rate at which each of the n_T trainer
     devices fetches its share; t_wire `wire_s`; g `gather_s` where whole tensors are gathered first.
     `HARDWARE_PATHS` have :math:`t_0 + x + t_{wire}`, or :math:`t_0 + \max(x, t_{wire})` where the next bucket is made
-    while one is sent; x = n t_n / s + q, and `export_s` before a packed broadcast; s pipeline stages that work side by
-    side.
+    while one is sent; x = n t_n / s + q, and `export_s` (and g) before a packed broadcast; s pipeline stages that work
+    side by side.
 
     What goes tensor by tensor is bound by software at 2 to 90 GB/s of the policy's bytes, far below the links; packed
     broadcasts leave one device's port, and shard-to-shard paths use those of all devices. The constants hold per

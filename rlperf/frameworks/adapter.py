@@ -245,6 +245,11 @@ def _span_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
             versions_of(setting.versions, facts.versions)
         except ValueError as error:
             problems.append(document.problem(("runs", index, "versions"), str(error)))
+    for span in (*facts.sends, *facts.reward_hidden):
+        try:
+            versions_of(span, facts.versions)
+        except ValueError as error:
+            problems.append(document.problem(("sends" if span in facts.sends else "reward_hidden", span), str(error)))
     stated: dict[str, Mapping[str, Mapping[str, object]]] = {name: getattr(facts, name) for name in OF_RELEASES}
     for name, backend, spans in ((name, *each) for name, of in stated.items() for each in of.items()):
         if backend not in facts.backends:

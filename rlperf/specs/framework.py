@@ -167,11 +167,15 @@ UnderWay = PositiveInt | Literal["batch"]
 as a batch has."""
 
 
+Scored = Literal["all", "responses"]
+"""Which tokens of a microbatch go through the head: all, padding too, or those of responses alone."""
+
 OF_RELEASES = {
     "attention": "attention_kernel",
     "copied_gradients": "copied_gradients",
     "resident_reference": "resident_reference",
     "kept_weights": "kept_weights",
+    "head_tokens": "head_tokens",
 }
 """Facts by trainer backend and span of versions -> their names in `TrainerOverheads`."""
 
@@ -281,6 +285,12 @@ class FrameworkFacts(Frozen):
         {},
         description="trainer backend -> span of versions -> whether weights, and a resident reference's, stay on the "
         "devices where states are parked; absent: they go with them",
+    )
+    head_tokens: dict[str, dict[str, Scored]] = Field(
+        {}, description="trainer backend -> span of versions -> which tokens go through the head; absent: all"
+    )
+    sends: dict[str, Literal["nccl", "packed_broadcast"]] = Field(
+        {}, description="span of versions -> how weights reach engines on devices of their own; absent: its usual way"
     )
     reward_hidden: dict[str, float] = Field(
         {}, description="span of versions -> share of rewards' time under a rollout"

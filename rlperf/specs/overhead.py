@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlperf.specs.framework import Attention, Balance, Pads, Reduces
+from rlperf.specs.framework import Attention, Balance, Pads, Reduces, Scored
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.trainer_switches import Batching, Switches
 from rlperf.units import BytesPerSecond, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
@@ -128,6 +128,7 @@ class TrainerOverheads(Frozen):
     resident_reference : the reference's weights stay on the devices; without, they wait in host memory (set there, too)
     kept_weights : parking takes gradients and optimizer alone: weights, and such a reference's, stay (set there, too)
     whole_gradients : gradients wait unsharded for an update's last microbatch whatever a job says (set there, too)
+    head_tokens : which tokens of a microbatch go through the head, padding and prompts too or not (set there, too)
     skew_exponent : busiest expert-parallel device over the mean = expert_parallel ** this, real routers [1]
     """
 
@@ -157,6 +158,7 @@ class TrainerOverheads(Frozen):
     resident_reference: bool = False
     kept_weights: bool = False
     whole_gradients: bool = False
+    head_tokens: Scored = "all"
     skew_exponent: float = Field(0.1, ge=0.0)
     skew_source: str = (
         "NeMo-RL's calibration rows prefer 0 to 0.1 (x1.0 to x1.2 at EP8) to the 0.25 of kernel tables with power-law "

@@ -58,6 +58,7 @@ class WeightSyncFit(Frozen):
     overlapped: bool = Field(False, description="the next bucket is made while one is sent")
     changed: NonNegativeFloat = Field(1.0, le=1.0, description="share of the bytes sent (delta transports)")
     gathers: bool = Field(False, description="whole tensors are gathered over the trainer's shards first")
+    wide: tuple[str, ...] = Field((), description="trainers whose weights travel as they are kept, in 32 bits")
     sharded: bool = Field(False, description="every trainer device handles only its own part of the experts")
     provenance: Provenance
 
@@ -241,7 +242,10 @@ class FrameworkCalibration(Frozen):
         hidden = [*in_release(facts_data(framework).get("reward_hidden", {}), version), self.reward_hidden][0]
         whole = facts_data(framework).get("states_trajectories") == "groups"
         changed = {"training": training, "pace": pace, "under_way": groups, "reward_hidden": float(hidden)}
-        return self.model_copy(update={**changed, "bounds_groups": whole})
+        ways: dict[str, str] = facts_data(framework).get("sends", {})
+        gone = set(ways.values()).difference(in_release(ways, version))
+        sent = tuple(fit for fit in self.weight_sync if fit.transport not in gone)
+        return self.model_copy(update={**changed, "bounds_groups": whole, "weight_sync": sent})
 
     def as_stranger(self) -> FrameworkCalibration:
         """With the intervals of frameworks that nobody fitted: those of a fitted one hold for itself alone."""

@@ -99,9 +99,9 @@ def _fused(device: TrainerDevice) -> FloatArray | float:
 def head_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
     """Output projection and cross-entropy, always in 16 bits; tensor parallelism splits the vocabulary."""
     hw, work, width = device.hw, device.work, np.asarray(float(arch.hidden))
-    columns = arch.vocab / device.tensor
-    forward, backward = matrix_s(hw, work.tokens, columns, width, "bf16", frozen=device.frozen)
-    timing, logits = device.trainer.timing, work.tokens * columns
+    columns, tokens = arch.vocab / device.tensor, work.tokens * device.options.head_share
+    forward, backward = matrix_s(hw, tokens, columns, width, "bf16", frozen=device.frozen)
+    timing, logits = device.trainer.timing, tokens * columns
     loss = stream_s(hw, logits * timing.cross_entropy_bytes)
     embedding = small_op_s(hw, work.stream_tokens * arch.hidden * 8.0)
     rate = device.generation.sustained

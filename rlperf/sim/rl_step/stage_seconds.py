@@ -60,7 +60,8 @@ def sync_seconds(
     trainer, rollout, t, r = pairs.trainer, pairs.rollout, pairs.t, pairs.r
     layout_t, layout_r = trainer.layout.take(t), rollout.layout.take(r)
     width = dtype_of(rollout.weight_dtype).weight_bytes
-    payload = sync_payload(architecture, max(width, 2.0) if framework.quantises == "engine" else width)
+    kept = 4.0 if stack.calibration.id in fit.wide else 2.0
+    payload = sync_payload(architecture, max(width, kept) if framework.quantises == "engine" else width)
     alone = framework.adapters is not None and not framework.adapters.with_base
     if alone and site.adapter_rank:
         payload = adapter_payload(architecture, site.adapter_rank, jobs=site.adapter_jobs)

@@ -115,7 +115,8 @@ def updated(
     """Seconds of one update of ``batches``, in the framework."""
     stack = with_optimizer(stack, architecture, settings)
     framework, hardware = stack.framework, site.hardware
-    options = _options(site, stack, layout, settings)
+    updates = site.updates(demand.batch) / site.epochs
+    options = _options(site, stack, layout, settings, _head_share(stack, demand, layout, batches, updates))
     seen = TowerWork(demand.images_per_token * batches.tokens, demand.patches(architecture))
     update = _update(site, stack, architecture, site.updates(demand.batch), layout, batches, options, seen)
     if settings.optimizer == "muon":
@@ -130,11 +131,26 @@ def updated(
     return UpdateWork(update, update_s, batches)
 
 
-def _options(site: Site, stack: TrainerStack, layout: Layout, settings: Settings) -> UpdateOptions:
+def _head_share(
+    stack: TrainerStack, demand: Demand, layout: Layout, batches: Microbatches, updates: float
+) -> FloatArray | float:
+    """Tokens through the head over all that a microbatch holds: of responses alone, or prompts and padding too [1].
+
+    ``updates``: over how many passes the rl_step's sequences are spread
+    """
+    if stack.framework.training.head_tokens == "all":
+        return 1.0
+    held = updates * layout.data_parallel * batches.count * batches.tokens
+    return np.minimum((demand.trained_tokens - demand.prompt_tokens) / held, 1.0)
+
+
+def _options(
+    site: Site, stack: TrainerStack, layout: Layout, settings: Settings, head: FloatArray | float
+) -> UpdateOptions:
     skew, device = routing_skew(stack.framework, layout), site.hardware.device
     kernel = "flash" if device.generation.split()[0] in BEFORE_HOPPER else stack.framework.training.attention_kernel
     return UpdateOptions(
-        settings.compute_dtype, settings.lora_rank, skew=skew, chunked_loss=settings.chunked_loss,
+        settings.compute_dtype, settings.lora_rank, skew=skew, head_share=head, chunked_loss=settings.chunked_loss,
         attention_kernel=kernel, whole_gradients=holds_gradients_whole(stack.framework, settings),
         frozen_tower=settings.freeze_vision, switches=_switches(stack.calibration, settings),
     )  # fmt: skip
@@ -156,7 +172,8 @@ def scored_once(
 ) -> ScoringWork:  # fmt: skip
     """Seconds of one scoring pass over ``scored``, in the framework."""
     stack = with_optimizer(stack, architecture, settings)
-    framework, options = stack.framework, _options(site, stack, layout, settings)
+    framework, head = stack.framework, _head_share(stack, demand, layout, scored, 1.0)
+    options = _options(site, stack, layout, settings, head)
     read = TowerWork(demand.images_per_token * scored.tokens, demand.patches(architecture))
     one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
     passes = stack.scoring_passes(site, demand.batch.updates_of_a_job)

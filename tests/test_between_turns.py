@@ -20,6 +20,7 @@ from rlperf.plan.judge.at_once import evicted_share, preemptions, refills
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import flow_in, steady_state
 from rlperf.plan.question.context import Context, resolve
+from rlperf.plan.question.demand import DRAWS
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.between_turns import BetweenTurns, first_steady_s
 from rlperf.sim.rl_step.flow import Allowed, Flow, of_turns
@@ -232,12 +233,16 @@ def test_the_events_of_a_plan_are_its_closed_form(framework: str, mode: str, mos
 
 
 @pytest.mark.parametrize("most", [16, 32, 48])
-def test_environments_for_a_few_groups_are_no_slower_than_for_fewer(most: int) -> None:
-    """Of 32 trajectories of groups of 8 on four replicas, 16 were under way at once in the events."""
+def test_environments_for_a_few_groups_are_no_slower_than_for_fewer(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 32 trajectories of groups of 8 on four replicas, 16 were under way at once in the events.
+
+    Of all draws: with the lengths of four the closed form is 1 to 8 % above the events, whichever they are.
+    """
+    monkeypatch.setattr("rlperf.plan.question.demand.REPLICATES", DRAWS)
     task = {**JOB["tasks"][0], "workload": "tool_use"}
     pools = [{**JOB["pools"][0], "devices": 4}, JOB["pools"][1]]
     _, evaluation = judged(most, {**JOB, "tasks": [task], "pools": pools})
-    events = steady_state(evaluation, rl_steps=20)
+    events = steady_state(evaluation, rl_steps=80)
     assert events is not None and events.period_s == pytest.approx(evaluation.rl_step_s, rel=0.05)
 
 

@@ -16,14 +16,15 @@ SETS = 4096
 def representative(tables: Sequence[LengthTable], count: int) -> Int:
     """Indices ``[count]`` of those rl_steps whose means come closest to the means of all; the closest two first.
 
-    The time of an rl_step follows its tokens and its longest response. The longest of a small batch of a heavy-tailed
-    law differs by a quarter from draw to draw, and the mean of four of it by an eighth. Of ``SETS`` random sets of
-    ``count`` draws that one is taken which minimises
+    The time of an rl_step follows its tokens, its longest response and, of agents, who waits longest for tools. The
+    longest of a small batch of a heavy-tailed law differs by a quarter from draw to draw, and the mean of four of it by
+    an eighth. Of ``SETS`` random sets of ``count`` draws that one is taken which minimises
 
         max_f |mean_set(x_f) - mean(x_f)| / sd(x_f)
 
     over statistics x_f of a draw: mean prompt, mean response cut at the pooled median, at the pooled 90 % quantile and
-    not at all, the longest response and its square, so that their spread is kept too.
+    not at all, the longest response and its square, so that their spread is kept too; and of agents the mean and the
+    longest wait of a trajectory for its tools, and the square of that.
 
     Parameters
     ----------
@@ -53,4 +54,13 @@ def _statistics(tables: Sequence[LengthTable]) -> Float:
     longest = np.array([float(tokens.max()) for tokens in responses])
     cut = [[np.minimum(tokens, cap).mean() for cap in (half, most, np.inf)] for tokens in responses]
     prompts = [table.prompt_tokens.mean() for table in tables]
-    return np.column_stack([prompts, cut, longest, np.square(longest)])
+    told = [np.column_stack([prompts, cut]), _tail(longest)]
+    waits = [table.tool_latency_s for table in tables if table.tool_latency_s is not None]
+    if len(waits) == len(tables):
+        told += [np.array([[each.mean()] for each in waits]), _tail(np.array([each.max() for each in waits]))]
+    return np.hstack(told)
+
+
+def _tail(longest: Float) -> Float:
+    """The longest of every rl_step and its square ``[rl_steps x 2]``."""
+    return np.column_stack([longest, np.square(longest)])

@@ -65,6 +65,57 @@ def test_a_mistake_that_every_line_repeats_is_one_error(
     assert len(raised.value.problems) == 1
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_every_damaged_row_is_told_and_skipped_with_its_group_alone(tmp_path: Path, suffix: str) -> None:
+    """One empty response cost the whole table, and was the only one named."""
+    rows = plain(32)
+    rows[5]["response_tokens"], rows[6]["response_tokens"], rows[20]["response_tokens"] = 0, "nan", 0
+    file = written(tmp_path / f"own{suffix}", rows)
+    if suffix == ".csv":
+        file.write_text(
+            "\n".join(["prompt_tokens, response_tokens ,group", *(", ".join(map(str, row.values())) for row in rows)])
+        )
+    with pytest.raises(rlperf.SpecError) as raised:
+        read_recording(file)
+    first = 7 if suffix == ".csv" else 6
+    assert [problem.line for problem in raised.value.problems] == [first, first + 1]  # the third is like the first
+    kept = read_recording(file, skip_damaged=True)
+    assert [problem.line for problem in kept.skipped] == [first, first + 1, first + 15]
+    assert sorted(set(kept.lengths.group.tolist())) == [0, 2, 3, 4, 6, 7]
+    assert kept.lengths.n == 24
+    assert kept.lengths.response_tokens[:5].tolist() == [100, 137, 174, 211, 396]
+
+
+def test_a_needed_column_of_another_name_is_the_one_to_rename(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("input_tokens,output_tokens\n5,9\n")
+    with pytest.raises(rlperf.SpecError, match=r"rename input_tokens") as raised:
+        read_recording(file)
+    assert [problem.suggestion for problem in raised.value.problems] == ["rename input_tokens", "rename output_tokens"]
+
+
+def test_what_too_few_or_equal_responses_cannot_tell(tmp_path: Path) -> None:
+    """One response was fitted with a spread of 2 % and no word; equal ones were cut by a maximum that nobody stated."""
+    rows = plain(32)
+    few = rlperf.workload.fit_model(written(tmp_path / "few.jsonl", rows[:1])).provenance.note
+    assert few.startswith("1 response is too few to tell how lengths spread")
+    assert "too few" not in rlperf.workload.fit_model(written(tmp_path / "more.jsonl", rows)).provenance.note
+    alike = [{"prompt_tokens": 5, "response_tokens": 512}] * 200
+    with pytest.raises(rlperf.SpecError, match="state the maximum that they had as max_response_tokens"):
+        rlperf.workload.fit_model(written(tmp_path / "alike.jsonl", alike))
+    stated = [{**row, "max_response_tokens": 4096} for row in alike]
+    assert rlperf.workload.fit_model(written(tmp_path / "stated.jsonl", stated)).response.mean() == pytest.approx(
+        512, 0.01
+    )
+
+
+def test_a_list_of_records_is_told_to_be_lines(tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(plain(4)))
+    with pytest.raises(rlperf.SpecError, match="one a line, as JSON lines"):
+        read_recording(file)
+
+
 def test_a_dump_of_text_is_counted_with_a_tokenizer(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="rlperf[tokenizer] is not installed")
     words = {word: k for k, word in enumerate(["[UNK]", "why", "because", "of", "it"])}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_covariance
 from rlperf.workload.drift import fit_drift
 from rlperf.workload.laws import Law, kolmogorov_smirnov
@@ -22,6 +22,8 @@ from rlperf.workload.select import MUCH_CENSORED, PROMPTS, Choice, choose_law
 from rlperf.workload.stages import Filtering, RewardLaw
 
 _MOST_RESPONSES = 40_000
+FEW = 10
+"""Responses of which the standard deviation is known to a quarter, 1 / sqrt(2 (n - 1)): below, a note says so."""
 
 
 def fit_model(
@@ -107,9 +109,9 @@ class _Responses:
         censored = np.zeros(rows.n, bool) if table.multi_turn else rows.truncated
         cap = None if table.multi_turn else rows.max_response_tokens
         if censored.all():
-            raise SpecError(
-                f"all {rows.n} responses reached the maximum of {cap} tokens: how long they are is not recorded"
-            )
+            told = f"all {rows.n} responses reached the maximum of {cap} tokens: how long they are is not recorded"
+            hint = "if they ended by themselves, state the maximum that they had as max_response_tokens"
+            raise SpecError(Problem(told, suggestion=hint))
         x, least = np.maximum(rows.response_tokens - 0.5, 0.5), None if cap is None else rows.least_cut
         return cls(rows, x if least is None else np.where(censored, least - 1.0, x), censored, cap, *rows.group_index())
 
@@ -171,6 +173,9 @@ def _source(recording: Recording) -> str:
 
 def _note(censored: float, recording: Recording, table: LengthTable, rows: LengthTable) -> str:
     notes = []
+    if rows.n < FEW:
+        few = "1 response is" if rows.n == 1 else f"{rows.n} responses are"
+        notes.append(f"{few} too few to tell how lengths spread and how long the longest of a batch are")
     if censored > MUCH_CENSORED:
         notes.append(
             f"{censored:.0%} of the responses reached the cap: "

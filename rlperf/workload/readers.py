@@ -57,6 +57,11 @@ class _Sink:
     def problem(self, message: str, file: str, line: int | None = None, suggestion: str | None = None) -> None:
         self.problems.append(Problem(message, file, line, suggestion))
 
+    def table(self, table: LengthTable, problems: Sequence[Problem]) -> None:
+        self.problems += problems
+        if table.n:
+            self.tables.append(table)
+
     def advance(self, size: int) -> None:
         self.done += size
         if self.progress is not None:
@@ -135,11 +140,11 @@ def _read_form(path: Path, name: str, sink: _Sink) -> None:
     if name.endswith(_ARCHIVES):
         _read_archive(path, sink)
     elif name.endswith((".csv", ".tsv", ".parquet")):
-        from rlperf.workload.tables import read_frame, table_of
+        from rlperf.workload.tables import read_frame, sound_rows
 
         frame = read_frame(path)
         sink.unread.update(set(frame.columns) - {*PLAIN})
-        sink.tables.append(table_of(frame, name))
+        sink.table(*sound_rows(frame, name))
         sink.advance(path.stat().st_size)
     elif name.endswith(".gz"):
         with gzip.open(path, "rb") as stream:
@@ -221,13 +226,13 @@ def _plain_rows(name: str, sink: _Sink) -> None:
     """Records of the neutral table's columns, a response a line."""
     import polars as pl
 
-    from rlperf.workload.tables import table_of
+    from rlperf.workload.tables import sound_rows
 
     lines, rows = np.array(list(sink.rows), np.int64), list(sink.rows.values())
     sink.rows = {}
     try:
         with reading(name):
-            sink.tables.append(table_of(pl.DataFrame(rows, infer_schema_length=None), name, lines))
+            sink.table(*sound_rows(pl.DataFrame(rows, infer_schema_length=None), name, lines))
     except SpecError as error:
         sink.problems.extend(error.problems)
 
@@ -305,10 +310,7 @@ def _read_json(name: str, data: bytes, sink: _Sink) -> None:
     if isinstance(content, dict) and ("math_task" in content or "tool_calling_task" in content):
         sink.distributions.append(content)
         return
-    table, problems = workload_table(content, name)
-    sink.problems.extend(problems)
-    if table.n:
-        sink.tables.append(table)
+    sink.table(*workload_table(content, name))
 
 
 def _finish(sink: _Sink, skip_damaged: bool, cap: int | None) -> Recording:

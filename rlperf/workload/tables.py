@@ -13,13 +13,15 @@ from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.specs.reader import reading
 from rlperf.specs.writer import write_atomic
 from rlperf.units import MOST_COUNT
-from rlperf.workload.lengths import COLUMNS, OPTIONAL_FLOAT, Int, LengthTable
+from rlperf.workload.lengths import COLUMNS, OPTIONAL_FLOAT, Int, LengthTable, Mask
 
 if TYPE_CHECKING:
     import polars as pl
 
 NEEDED = ("prompt_tokens", "response_tokens")
 """Columns without which a row says nothing; the others have a default."""
+_BEGINS = {"prompt_tokens": ("prompt", "input"), "response_tokens": ("response", "output", "completion", "generat")}
+"""What the names begin with that a needed column has elsewhere."""
 _CAP = "max_response_tokens"
 PLAIN = (*COLUMNS, _CAP, "step")
 """All columns that are read: one beside them may be another by a wrong name."""
@@ -58,17 +60,14 @@ def read_frame(path: Path | str) -> pl.DataFrame:
             raise SpecError(Problem("is UTF-16 text", str(source), suggestion="save it as UTF-8"))
         if source.suffix == ".parquet":
             return pl.read_parquet(source, glob=False)
-        return pl.read_csv(source, glob=False, separator="\t" if source.suffix == ".tsv" else ",")
+        frame = pl.read_csv(source, glob=False, separator="\t" if source.suffix == ".tsv" else ",")
+    bare = {name: name.strip() for name in frame.columns}
+    return frame.rename(bare) if len({*bare.values()}) == frame.width else frame
 
 
 def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:
-    """Columns as dumps of runs have them: `step` for rl_step, prompts told apart by text (verl's uid), and whole
-    numbers as floats (a column of pandas that once had a gap)."""
+    """Columns as dumps of runs have them: `step` for rl_step, and prompts told apart by text (verl's uid)."""
     import polars as pl
-
-    floats = [name for name in (*COLUMNS, _CAP) if name in frame.columns and frame[name].dtype.is_float()]
-    whole = [name for name in floats if name not in OPTIONAL_FLOAT and not _not_whole(frame[name]).any()]
-    frame = frame.with_columns(pl.col(whole).cast(pl.Int64, strict=False))
 
     if "rl_step" not in frame.columns and "step" in frame.columns and frame["step"].dtype.is_integer():
         frame = frame.rename({"step": "rl_step"})
@@ -77,27 +76,58 @@ def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
-def _not_whole(column: pl.Series) -> pl.Series:
-    """Where a column holds something that is no whole number of this size; empty cells are told apart."""
-    import polars as pl
-
-    number = column.cast(pl.Float64, strict=False)
-    return column.is_not_null() & ~((number % 1 == 0) & (number.abs() < 2.0**53)).fill_null(False)
-
-
 def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> LengthTable:
-    """The length table of a frame with at least `NEEDED`; ``lines`` ``[rows]`` are those of ``source``, for messages.
-
-    None: those below a header.
+    """The length table of a frame with at least `NEEDED`; see `sound_rows`, of which every damaged row is refused.
 
     Raises
     ------
-    SpecError : every column that is missing or holds something else
+    SpecError : every column that is missing or holds something else, and every damaged row
+    """
+    table, damaged = sound_rows(frame, source, lines)
+    if damaged:
+        raise SpecError(damaged)
+    return table
+
+
+def sound_rows(frame: pl.DataFrame, source: str, lines: Int | None = None) -> tuple[LengthTable, list[Problem]]:
+    """The table of the rows that can be used, and what is wrong with the others.
+
+    With a damaged row goes its prompt's whole group (or trajectory): part of one is not what was rolled out.
+    ``lines`` ``[rows]`` are those of ``source``, for messages; None: those below a header.
+
+    Raises
+    ------
+    SpecError : every column that is missing, or of which no row can be used
     """
     import polars as pl
 
     frame = _as_recorded(frame)
     lines = np.arange(2, frame.height + 2) if lines is None else lines
+    _check_columns(frame, source)
+    wrong, problems, numbers = np.zeros(frame.height, bool), list[Problem](), list[pl.Series]()
+    for name in sorted(set(frame.columns) & {*COLUMNS}):
+        column, damaged, told = _numbers(frame[name])
+        numbers.append(column)
+        if damaged.all():
+            raise SpecError(Problem(told[0], source, int(lines[0])))
+        problems += (Problem(words, source, int(line)) for words, line in zip(told, lines[damaged], strict=True))
+        wrong |= damaged
+    frame = frame.with_columns(numbers)
+    whole = next((name for name in ("group", "trajectory") if name in frame.columns), None)
+    if problems and whole:
+        of = [name for name in ("rl_step", whole) if name in frame.columns]
+        marked = frame.select(*of, pl.Series("damaged", wrong))
+        wrong = marked.select(pl.col("damaged").any().over(of)).to_series().to_numpy()
+    frame = frame.filter(~wrong)
+    zeros, rows = np.zeros(frame.height, np.int64), np.arange(frame.height)
+    fallback = {"group": rows, "rl_step": zeros, "turn": zeros}
+    columns: dict[str, Any] = {n: frame[n].to_numpy() if n in frame.columns else fallback.get(n) for n in COLUMNS}
+    cap = frame[_CAP].drop_nulls().unique() if _CAP in frame.columns else pl.Series([], dtype=pl.Int64)
+    return LengthTable(**columns, max_response_tokens=int(cap[0]) if cap.len() == 1 else None), problems
+
+
+def _check_columns(frame: pl.DataFrame, source: str) -> None:
+    """That the columns are there, and those that hold one value hold one."""
     if not frame.height:
         raise SpecError(Problem("holds no rows", source))
     if frame.width == 1 and (mark := next((each for each in ";\t|" if each in frame.columns[0]), None)):
@@ -105,36 +135,42 @@ def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> Leng
     problems = []
     for name in NEEDED:
         if name not in frame.columns:
+            others = [each for each in frame.columns if each not in PLAIN]
+            alike = next((each for each in others if each.strip().lower().startswith(_BEGINS[name])), None)
+            hint = f"rename {alike}" if alike else did_you_mean(name, others)
             found = ", ".join(frame.columns[:12])
-            hint = did_you_mean(name, frame.columns)
             problems.append(Problem(f"column {name} is missing; found {found}", source, None, hint))
-    for name in sorted(set(frame.columns) & {*COLUMNS, _CAP}):
-        column = frame[name]
-        if not (column.dtype.is_integer() or (name in OPTIONAL_FLOAT and column.dtype.is_numeric())) and name != _CAP:
-            due = "numbers" if name in OPTIONAL_FLOAT else "whole numbers"
-            wrong = column.cast(pl.Float64, strict=False).is_null() if name in OPTIONAL_FLOAT else _not_whole(column)
-            at = wrong.arg_max() or 0
-            told = f"column {name} must hold {due} (given: {column[at]!r})"
-            problems.append(Problem(told, source, int(lines[at]) if wrong.any() else None))
-        elif name != _CAP and column.null_count():
-            line = int(lines[column.is_null().arg_max() or 0])
-            problems.append(Problem(f"column {name} has an empty cell", source, line))
-        elif name != _CAP and (wrong := ~column.is_between(name in NEEDED, MOST_COUNT)).any():
-            line = int(lines[wrong.arg_max() or 0])
-            least = "at least 1 token" if name in NEEDED else "at least 0"
-            problems.append(Problem(f"column {name} must be {least} and at most {MOST_COUNT:,}", source, line))
-    if _CAP in frame.columns and frame[_CAP].drop_nulls().n_unique() > 1:
-        several = ", ".join(map(str, frame[_CAP].drop_nulls().unique().sort()[:5]))
+    caps = frame[_CAP].drop_nulls() if _CAP in frame.columns else None
+    if caps is not None and caps.n_unique() > 1:
+        several = ", ".join(map(str, caps.unique().sort()[:5]))
         problems.append(Problem(f"column {_CAP} holds several values ({several}): a recording has one", source))
-    if _CAP in frame.columns and not frame[_CAP].drop_nulls().is_between(1, MOST_COUNT).all():
+    if caps is not None and caps.len() and not (caps.dtype.is_numeric() and caps.is_between(1, MOST_COUNT).all()):
         problems.append(Problem(f"column {_CAP} must be at least 1 and at most {MOST_COUNT:,}", source))
     if "turn" in frame.columns and "trajectory" not in frame.columns and (frame["turn"] != frame["turn"][0]).any():
         problems.append(Problem("column turn says nothing without a column trajectory, whose turns they are", source))
     if problems:
         raise SpecError(problems)
-    zeros = np.zeros(frame.height, np.int64)
-    rows = np.arange(frame.height)
-    fallback = {"group": rows, "rl_step": zeros, "turn": zeros}
-    columns: dict[str, Any] = {n: frame[n].to_numpy() if n in frame.columns else fallback.get(n) for n in COLUMNS}
-    cap = frame[_CAP].drop_nulls().unique() if _CAP in frame.columns else pl.Series([], dtype=pl.Int64)
-    return LengthTable(**columns, max_response_tokens=int(cap[0]) if cap.len() == 1 else None)
+
+
+def _numbers(column: pl.Series) -> tuple[pl.Series, Mask, list[str]]:
+    """A column as numbers, also where it holds them as text or floats (pandas'); where it is damaged, and how."""
+    import polars as pl
+
+    name, due = column.name, "numbers" if column.name in OPTIONAL_FLOAT else "whole numbers"
+    if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Null)):
+        return column, np.ones(column.len(), bool), [f"column {name} must hold {due} (given: {column[0]!r})"]
+    bare = column.str.strip_chars() if column.dtype == pl.String else column
+    found = bare.cast(pl.Float64, strict=False)
+    whole = found.is_not_nan() if due == "numbers" else (found % 1 == 0) & (found.abs() < 2.0**53)
+    fits = found.is_between(name in NEEDED, MOST_COUNT)
+    empty, number = column.is_null().to_numpy(), whole.fill_null(False).to_numpy()
+    damaged = empty | ~number | ~fits.fill_null(False).to_numpy()
+    least = "at least 1 token" if name in NEEDED else "at least 0"
+    told = [
+        f"column {name} has an empty cell" if empty[row]
+        else f"column {name} must be {least} and at most {MOST_COUNT:,}" if number[row]
+        else f"column {name} must hold {due} (given: {column[int(row)]!r})"
+        for row in np.flatnonzero(damaged)
+    ]  # fmt: skip
+    kept = found if due == "numbers" else pl.Series(name, np.where(damaged, -1, found.fill_null(-1)).astype(np.int64))
+    return kept, damaged, told

@@ -17,7 +17,10 @@ def workload_table(content: Any, file: str) -> tuple[LengthTable, list[Problem]]
     """The table of a workload file, and what is wrong with it; damaged rl_steps are left out."""
     if not isinstance(content, dict) or not content:
         due = '{"<rl_step>": {"input": [...], "output": [...]}}'
-        return empty(), [Problem(f"not a PolyTrace workload file: due is {due}", file)]
+        hint = (
+            "records of a table are written one a line, as JSON lines (.jsonl)" if isinstance(content, list) else None
+        )
+        return empty(), [Problem(f"not a PolyTrace workload file: due is {due}", file, suggestion=hint)]
     tables, problems = [], []
     for key, entry in content.items():
         where = f"rl_step {key!r}"

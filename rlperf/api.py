@@ -67,9 +67,9 @@ Jobs = Job | Plan | Mapping[str, Any] | Path | str
 def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     """A job as an object, or the path of its file, from what a caller gave.
 
-    ``values`` are the arguments of `rlperf.specs.short_job.short_job` (``model``, ``gpus``, ``max_response`` ...), or
-    fields of a job (``architecture``, ``cluster``, ``tasks`` ...), and so are those of a dict; beside a job they
-    replace its fields.
+    ``values`` are the arguments of `rlperf.specs.short_job.short_job` (``model``, ``gpus``, ``max_response`` ...) with
+    the fields of a job that none of them stands for (``price``, ``pools`` ...), or fields of a job alone
+    (``architecture``, ``cluster``, ``tasks`` ...), and so are those of a dict; beside a job its fields are replaced.
 
     >>> job_of(None, {"model": "Qwen3-8B", "gpus": 16}).cluster
     'dgx_h100'
@@ -84,7 +84,7 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
     if job is None and not values:
         raise SpecError("no job: name a file, give an object or a dict, or model=... and gpus=...")
     if job is None:
-        return short_job(**_known(values)) if "model" in values else _from_fields(values)
+        return _from_words(values) if "model" in values else _from_fields(values)
     if not values:
         return job if isinstance(job, Job) else as_path(job, "job")
     return _from_fields({**load_job(job).model_dump(exclude_unset=True), **values})
@@ -99,12 +99,25 @@ def _from_fields(fields: Mapping[str, Any]) -> Job:
     return validate(Document(dict(fields), {}, "job"), Job)
 
 
-def _known(values: Mapping[str, Any]) -> dict[str, Any]:
-    others = [name for name in values if name not in SHORT]
-    unknown = [Problem(f"unknown argument {name}", suggestion=did_you_mean(name, SHORT)) for name in others]
-    if unknown:
-        raise SpecError(unknown)
-    return dict(values)
+WORDED = ("architecture", "cluster", "nodes", "devices_per_node", "modes", "tasks")
+"""Fields of a job that words stand for."""
+
+
+def _from_words(values: Mapping[str, Any]) -> Job:
+    """A job of words, and of the fields beside them that no word stands for."""
+    beside = {name: value for name, value in values.items() if name not in SHORT}
+    problems = [Problem(f"{name} is said by model, gpus, gpu, mode, max_response ...", suggestion="state these alone")
+                if name in WORDED else Problem(f"unknown argument {name}", suggestion=did_you_mean(name, SHORT))
+                for name in beside if name in WORDED or name not in Job.model_fields]  # fmt: skip
+    if problems:
+        raise SpecError(problems)
+    job = short_job(**{name: value for name, value in values.items() if name in SHORT})
+    if not beside:
+        return job
+    stated = job.model_dump(exclude_unset=True)
+    if isinstance(beside.get("limits"), Mapping):
+        beside["limits"] = {**stated["limits"], **beside["limits"]}
+    return _from_fields({**stated, **beside})
 
 
 def load_job(job: Job | Path | str) -> Job:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from rlperf.files import listed
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.expressible import frameworks_with
 from rlperf.frameworks.logs.read import out_of_memory, read_log
+from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
 from rlperf.specs.job import Job
@@ -33,6 +36,9 @@ from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
 from rlperf.units import human_seconds
 from rlperf.workload import read_recording
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Notes = tuple[str, ...]
 Source = Jobs | Plan | Sequence[Path | str]
@@ -49,8 +55,40 @@ class Explained:
     scaling: ScalingExplanation | None = None
     ended: str = ""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `rlperf explain --json` prints it."""
+        found, scaling = self.causes, self.scaling
+        plain = {"schema_version": 1, **asdict(found), "critical_s": dict(found.critical_s), "ended": self.ended}
+        if scaling is not None:
+            plain["scaling"] = {
+                "devices": scaling.devices,
+                "rl_step_s": scaling.rl_step_s,
+                "ideal_slope": scaling.ideal,
+                "scaling_loss_s": scaling.scaling_loss_s,
+                "activities": [asdict(a) for a in scaling.activities],
+            }
+        return plain
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per cause."""
+        return notebook.frame([
+            {"cause": each.kind, "nature": each.nature, "where": each.where, "loss_s": each.loss_s,
+             "joint_s": each.joint_s, "share": each.share, "evidence": each.evidence,
+             "advice": "; ".join(map(str, each.advice))}
+            for each in self.causes.causes
+        ])  # fmt: skip
+
     def __str__(self) -> str:
         return "\n".join(filter(None, (self.ended, str(self.causes))))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (each.kind.replace("_", " "), each.nature, human_seconds(each.loss_s), f"{each.share:.0%}",
+             f"{each.where}: {each.evidence}", "; ".join(map(str, each.advice)))
+            for each in self.causes.causes
+        ]  # fmt: skip
+        head = f"<p>{escape(self.ended)} <b>rl_step {human_seconds(self.causes.rl_step_s)}</b></p>"
+        return head + notebook.table(("cause", "nature", "loss", "share", "where, evidence", "advice"), rows)
 
 
 def explain(

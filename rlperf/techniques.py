@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from rlperf.alternatives import BASE, Judged, changed_job, job_and_folder, judge
 from rlperf.api import Jobs, ask, job_of
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError, did_you_mean
 from rlperf.frameworks.expressible import frameworks_with
+from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import Side, compare_weighted
 from rlperf.processes import over_cores
@@ -29,6 +30,9 @@ from rlperf.specs.job import Job
 from rlperf.specs.speculation import NONE
 from rlperf.told import Tell, quiet, within
 from rlperf.units import human_seconds
+
+if TYPE_CHECKING:
+    import polars as pl
 
 ROLLOUT, TRAINER = "pools.rollout.settings.", "pools.trainer.settings."
 Fields = Mapping[str, Any]
@@ -201,6 +205,10 @@ class GainTable:
         """Plain data for JSON."""
         return {"schema_version": 1, "rl_step_s": self.rl_step_s, "rows": [asdict(row) for row in self.rows]}
 
+    def to_frame(self) -> pl.DataFrame:
+        """One row per technique."""
+        return notebook.frame([{**asdict(row), "frameworks": ", ".join(row.frameworks)} for row in self.rows])
+
     def cells(self) -> list[tuple[str, ...]]:
         """Cells of every row that has figures, under `HEAD`."""
         return [cells for row in self.rows if (cells := _cells(row))]
@@ -211,6 +219,9 @@ class GainTable:
 
     def __str__(self) -> str:
         return "\n".join(["  ".join(cells) for cells in self.cells()] + self.notes())
+
+    def _repr_html_(self) -> str:
+        return notebook.table(HEAD, self.cells()) + notebook.table(("note",), [(line,) for line in self.notes()])
 
 
 HEAD = ("technique", "rl_step", "gain", "engine, trainer GB")

@@ -20,7 +20,7 @@ from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.keytable import key_table
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run import Run, ref
-from rlperf.report.plan_text import settings_words
+from rlperf.plan.question.words import settings_words
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import PoolSpec

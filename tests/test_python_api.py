@@ -447,3 +447,65 @@ WORDS: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8}
 def test_a_value_of_another_type_is_an_error_of_ours(call: Callable[[], object], said: str) -> None:
     with pytest.raises(rlperf.RlperfError, match=re.escape(said)):
         call()
+
+
+def test_a_frame_of_a_plan_tells_which_job_it_answers_and_what_was_chosen() -> None:
+    """Rows of twelve jobs in a loop could not be told apart, and said no setting that decides whether they fit."""
+    plan = rlperf.plan_job(JOB)
+    row = plan.to_frame().to_dicts()[0]
+    assert (row["job"], row["architecture"], row["cluster"], row["nodes"]) == (JOB.name, "Qwen3-8B", "dgx_h100", 1)
+    rollout, trainer = (plan.phases[0].pool(role).settings for role in ("rollout", "trainer"))
+    assert (row["rollout_max_running"], row["rollout_memory_fraction"]) == (
+        rollout.max_running,
+        rollout.memory_fraction,
+    )
+    assert row["trainer_token_budget"] == trainer.token_budget is not None
+    assert f"memory fraction {rollout.memory_fraction}" in plan._repr_html_()
+
+
+def test_fields_stand_beside_words_that_do_not_say_them() -> None:
+    """`plan_job(model=..., price="2 USD/h")` was an "unknown argument price", and no word said it otherwise."""
+    asked = {"model": "Qwen3-8B", "gpus": 8, "max_response": "2k", "mode": "async", "staleness": 2}
+    job = job_of(None, {**asked, "price": "2 USD/h", "limits": {"out_of_memory_risk": 0.1}, "name": "mine"})
+    assert isinstance(job, Job)
+    assert (job.price, job.name, job.tasks[0].max_response_tokens) == (2.0, "mine", (2048,))
+    assert (job.limits.out_of_memory_risk, job.limits.staleness) == (0.1, 2)
+    with pytest.raises(SpecError, match="nodes is said by model, gpus") as raised:
+        job_of(None, {**asked, "nodes": 2, "maxresponse": 9})
+    assert [problem.suggestion for problem in raised.value.problems][1] == "did you mean max_response?"
+
+
+def test_every_answer_is_plain_data_a_frame_and_a_table(tmp_path: Path) -> None:
+    """What the reference promises of all answers held for half of them."""
+    why = rlperf.explain(JOB)
+    frame = why.to_frame()
+    assert frame["loss_s"].to_list() == [cause.loss_s for cause in why.causes.causes]
+    assert "at most" in frame["advice"][0] or "simulated" in frame["advice"][0]
+    assert f"<td>{why.causes.causes[0].kind.replace('_', ' ')}</td>" in why._repr_html_()
+    done = CliRunner().invoke(app, ["explain", str(saved(tmp_path)), "--json"])
+    assert json.loads(done.stdout) == json.loads(json.dumps(why.to_dict()))
+    found = gains(JOB, ("prefix caching",), draws=1)
+    assert found.to_frame()["name"].to_list() == [row.name for row in found.rows]
+    assert found.rows[0].name in found._repr_html_()
+    rlperf.export_plan(rlperf.plan_job(JOB), tmp_path / "config")
+    audit = rlperf.audit_config(tmp_path / "config" / "config.yaml", cluster="dgx_h100", plan=False)
+    done = CliRunner().invoke(
+        app, ["audit", str(tmp_path / "config" / "config.yaml"), "--cluster", "dgx_h100", "--no-plan", "--json"]
+    )
+    assert json.loads(done.stdout) == json.loads(json.dumps(audit.to_dict()))
+    assert audit.to_frame().height == len(audit.findings)
+    assert "<pre>" in audit._repr_html_()
+
+
+def saved(folder: Path) -> Path:
+    file = folder / "job.yaml"
+    file.write_text(JOB.model_dump_json(exclude_none=True))
+    return file
+
+
+def test_a_sizing_in_a_line_says_what_its_seconds_are_of_and_why_nothing_meets_it() -> None:
+    """The cheapest one's seconds stood behind a dearer one's name; where none met the target nothing said why."""
+    sizing = rlperf.size_job(JOB, "step<=10min", prices={"h100": 2.5, "a100": 1.3}, most_nodes=1)
+    assert re.search(r": 1 node of dgx_\w+, .* per rl_step, [\d.]+ USD: the cheapest", str(sizing))
+    unmet = rlperf.size_job(JOB, "step<=1s", most_nodes=1)
+    assert unmet.rows[0].note and str(unmet).endswith(unmet.rows[0].note)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,9 +18,6 @@ from rlperf.cli.audited import (
     assumed_lines,
 )
 from rlperf.cli.output import AsJson, console, print_json, progress
-
-if TYPE_CHECKING:
-    from rlperf.frameworks.audit.audit import Audit
 
 UNPREDICTED = "keys and rules hold, but memory and time could not be predicted: that is no pass"
 UNCHECKED = "keys hold, but rules were not checked, and memory and time not predicted: that is no pass"
@@ -70,7 +66,7 @@ def audit(
     if strict and (passes is None or any(f.severity == "warning" for f in found.findings)):
         passes = False
     if as_json:
-        print_json(_plain(found, passes))
+        print_json({**found.to_dict(), "passes": passes})
     else:
         screen = console()
         screen.print(describe(found.imported), soft_wrap=True)
@@ -82,22 +78,3 @@ def audit(
         screen.print({True: "passes", False: "does not pass", None: unknown}[passes], soft_wrap=True)
     if passes is False:
         raise typer.Exit(1)
-
-
-def _plain(found: Audit, passes: bool | None) -> dict[str, Any]:
-    """The audit as plain data."""
-    from rlperf.frameworks.audit.audit import memory_words
-
-    return {
-        "schema_version": 1,
-        "framework": found.imported.adapter.name,
-        "version": found.imported.target.version,
-        "passes": passes,
-        "findings": [finding.to_dict() for finding in found.findings],
-        "memory": memory_words(found),
-        "predicted": found.predicted.model_dump(mode="json") if found.predicted else None,
-        "best": found.best.phases[0].model_dump(mode="json") if found.best else None,
-        "measured": [asdict(each) for each in found.measured],
-        "ended": found.ended,
-        "notes": [*found.cautions, *found.notes],
-    }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,7 +45,7 @@ def explain(
     if figure is not None:
         _write_figure(found, scaling, figure)
     if as_json:
-        print_json({**_plain(found, scaling), "ended": explained.ended})
+        print_json(explained.to_dict())
         return
     if explained.ended:
         console().print(explained.ended, style="bold red", markup=False, soft_wrap=True)
@@ -64,19 +63,6 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     if not all(part.isdigit() and int(part) > 0 for part in parts) or len(set(parts)) < len(parts):
         raise SpecError(f"--scale {text}: different whole numbers are due, such as 64,128,256")
     return tuple(int(part) for part in parts)
-
-
-def _plain(found: Explanation, scaling: ScalingExplanation | None) -> dict[str, Any]:
-    plain: dict[str, Any] = {"schema_version": 1, **asdict(found), "critical_s": dict(found.critical_s)}
-    if scaling is not None:
-        plain["scaling"] = {
-            "devices": scaling.devices,
-            "rl_step_s": scaling.rl_step_s,
-            "ideal_slope": scaling.ideal,
-            "scaling_loss_s": scaling.scaling_loss_s,
-            "activities": [asdict(a) for a in scaling.activities],
-        }
-    return plain
 
 
 def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
@@ -114,10 +100,7 @@ def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
         for hop in cause.path:
             screen.print(f"   <- {hop}")
         for advice in cause.advice[:3]:
-            gain = "" if advice.gain_s is None else f" (at most {time(advice.gain_s)})"
-            if advice.gain_s is not None and advice.predicted_by == "simulation":
-                gain = f" ({time(advice.gain_s)}, simulated)"
-            screen.print(f"   {advice.knob}: {advice.action}{gain}")
+            screen.print(f"   {advice}")
     for pair in found.interactions[:3]:
         how = "hide each other" if pair.excess_s > 0 else "overlap"
         screen.print(f"{pair.kinds[0]} and {pair.kinds[1]} {how}: together {time(pair.together_s)}, not the sum")

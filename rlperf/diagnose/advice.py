@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlperf.units import human_seconds
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -17,6 +19,13 @@ class Advice:
     action: str
     gain_s: float | None = None
     predicted_by: str = "graph"
+
+    def __str__(self) -> str:
+        gain = ""
+        if self.gain_s is not None:
+            simulated, seconds = self.predicted_by == "simulation", human_seconds(self.gain_s)
+            gain = f" ({seconds}, simulated)" if simulated else f" (at most {seconds})"
+        return f"{self.knob}: {self.action}{gain}"
 
 
 KNOBS: dict[str, tuple[tuple[str, str], ...]] = {

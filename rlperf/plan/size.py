@@ -102,19 +102,27 @@ class Sizing:
     @property
     def verdict(self) -> str:
         """What was found, in a line."""
+        return f"{self._found}: {self._why}" if self.best else f"none{self.nearest and f' ({self.nearest})'}"
+
+    @property
+    def _found(self) -> str:
         if self.best is None:
-            return f"none{self.nearest and f' ({self.nearest})'}"
+            return "none"
         words = f"{self.best.nodes} node{'s' if self.best.nodes > 1 else ''} of {self.best.cluster}"
         if self.best.rollout_nodes is not None and self.plan is not None:
             words += f" and {self.best.rollout_nodes} of {self.plan.job.pool('rollout').cluster}"
+        return words
+
+    @property
+    def _why(self) -> str:
         if self.by == "usd":
-            return f"{words}: the cheapest{self._ties}"
-        several = len({row.cluster for row in self.rows}) > 1 or self.best.rollout_nodes is not None
+            return f"the cheapest{self._ties}"
+        several = len({row.cluster for row in self.rows}) > 1 or (self.best and self.best.rollout_nodes) is not None
         if not several or not self.unpriced:
-            return f"{words}: the fewest devices"
+            return "the fewest devices"
         lack = f"{' and '.join(self.unpriced)} {'has' if len(self.unpriced) == 1 else 'have'} no price"
         how = f"--price {','.join(f'{name}=...' for name in self.unpriced)} in USD per device and hour"
-        return f"{words}: the fewest devices; which is cheapest is not known, as {lack} (give {how})"
+        return f"the fewest devices; which is cheapest is not known, as {lack} (give {how})"
 
     @property
     def nearest(self) -> str:
@@ -174,11 +182,12 @@ class Sizing:
         return f"met in the mean: at the 95th percentile an rl_step takes {human_seconds(high)}"
 
     def __str__(self) -> str:
-        found = f"{_wanted(self.target)}: {self.verdict}"
         if self.best is None or self.best.rl_step_s is None:
-            return f"{found} of {len(self.rows)} clusters tried"
+            notes = dict.fromkeys(row.note for row in self.rows if row.note)
+            return "; ".join([f"{self.target}: {self.verdict} of {len(self.rows)} clusters tried", *notes])
         cost = "" if self.best.usd_per_step is None else f", {human_usd(self.best.usd_per_step)} USD"
-        return f"{found}, {human_seconds(self.best.rl_step_s)} per rl_step{cost}"
+        takes = f"{human_seconds(self.best.rl_step_s)} per rl_step{cost}"
+        return f"{self.target}: {self._found}, {takes}: {self._why}"
 
     def _repr_html_(self) -> str:
         head = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", "note")
@@ -187,13 +196,7 @@ class Sizing:
              "-" if r.usd_per_step is None else human_usd(r.usd_per_step), "yes" if r.meets else "no", r.note)
             for r in self.rows
         ]  # fmt: skip
-        return f"<p>{_wanted(self.target)}: <b>{escape(self.verdict)}</b></p>" + notebook.table(head, rows)
-
-
-def _wanted(target: SizeTarget) -> str:
-    """``step at most 5 min 0 s``."""
-    limit = f"{target.limit:g} USD" if target.measure == "usd/step" else human_seconds(target.limit)
-    return f"{target.measure} at most {limit}"
+        return f"<p>{self.target}: <b>{escape(self.verdict)}</b></p>" + notebook.table(head, rows)
 
 
 HELPS = 0.05

@@ -9,7 +9,7 @@ from typing import Literal
 from rlperf.errors import SpecError
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.whole import WholeStep
-from rlperf.units import parse_quantity
+from rlperf.units import human_seconds, parse_quantity
 
 Measure = Literal["step", "usd/step", "run"]
 _TARGET = re.compile(r"^\s*(step|usd/step|run)\s*<=?\s*(.+?)\s*$")
@@ -27,6 +27,11 @@ class SizeTarget:
 
     measure: Measure
     limit: float
+
+    def __str__(self) -> str:
+        """``step at most 5 min 0 s``."""
+        limit = f"{self.limit:g} USD" if self.measure == "usd/step" else human_seconds(self.limit)
+        return f"{self.measure} at most {limit}"
 
     def value(self, plan: Plan) -> float:
         """Seconds of an rl_step of all tasks; of a run what the job states of it, else all rl_steps of its horizon."""

@@ -7,6 +7,7 @@ from itertools import groupby
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.plan.question.words import pool_rows
 from rlperf.report import html
 from rlperf.report.plan_drawings import judged_drawings, plan_drawings
 from rlperf.report.plan_summary import summary_lines
@@ -19,7 +20,6 @@ from rlperf.report.plan_text import (
     interval,
     memory_rows,
     phase_title,
-    pool_rows,
     runner_up_words,
     stage_rows,
     waiting_words,
@@ -86,7 +86,7 @@ def _phase(phase: Phase, lengths: str, drawings: dict[str, Drawing], found: Judg
     def drawn(*names: str) -> str:
         return "".join(html.figure(drawings[name]) for name in names if name in drawings)
 
-    pools = html.table(("role", "devices", "layout", "settings"), pool_rows(phase))
+    pools = html.table(("role", "devices", "layout", "settings"), pool_rows(phase.pools, phase.scorers))
     pools = html.paragraph(f"{batch_words(phase)}; {lengths}.") + pools
     timeline = drawn("timeline") + html.table(("stage", "time", "share"), stage_rows(predicted)) + _idle(phase)
     if found is not None:

@@ -6,50 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rlperf.plan.answer.plan import GroupTime, Phase, Plan, Prediction, RunnerUp
-from rlperf.plan.question.pool import PoolPlan, ScorerPlan
-from rlperf.plan.question.words import layout_words
+from rlperf.plan.question.words import layout_words, pool_rows
 from rlperf.report.plan_summary import percent, run_words, summary_lines
 from rlperf.report.table import text_table
-from rlperf.specs.pool import ATTRIBUTES
 from rlperf.units import human_bytes, human_risk, human_seconds, human_usd
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-USUAL = {each.name: each.default for each in ATTRIBUTES if each.part == "settings"} | {"cuda_graphs": True}
-"""Settings that are named only where they differ from this."""
-
-
-def settings_words(pool: PoolPlan | ScorerPlan) -> str:
-    """Settings of a pool in one line; what is usual is left out."""
-    given = pool.settings.stated()
-    backend = given.pop("backend")
-    if given.get("scoring_token_budget") == given.get("token_budget"):
-        given.pop("scoring_token_budget", None)
-    if given.pop("parked", False):
-        backend += ", states parked on the host"
-    if isinstance(pool, PoolPlan) and pool.role != "rollout" and given.get("token_budget") is None:
-        backend += f", microbatch {pool.layout.microbatch}"
-    words = [f"{name.replace('_', ' ')} {_value(value)}" for name, value in given.items() if USUAL.get(name) != value]
-    return ", ".join([backend, *words])
-
-
-def pool_rows(phase: Phase) -> list[tuple[str, ...]]:
-    """(roles, devices, layout, settings), pools that are alike in one row."""
-    rows: list[tuple[str, ...]] = []
-    for pool in phase.pools:
-        own = ", its own" if pool.own_devices else ""
-        rest = (f"{pool.devices} x {pool.device}{own}", layout_words(pool.layout), settings_words(pool))
-        if rows and rows[-1][1:] == rest:
-            rows[-1] = (f"{rows[-1][0]}, {pool.role}", *rest)
-        else:
-            rows.append((pool.role, *rest))
-    for scorer in phase.scorers:
-        turns = ", in turn" if scorer.placement == "shared" else ""
-        where = f"{scorer.devices} x {scorer.device}{turns}"
-        rows.append((f"{scorer.kind} {scorer.name}", where, layout_words(scorer.layout), settings_words(scorer)))
-    return rows
 
 
 def gain_words(prediction: Prediction) -> list[str]:
@@ -66,12 +29,6 @@ def gain_words(prediction: Prediction) -> list[str]:
         took += f", updates {human_seconds(critic.training_s)}"
         lines.append(f"{took}; the trainer waits {human_seconds(critic.waits_s)} for it")
     return lines
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def interval(prediction: Prediction | RunnerUp) -> str:
@@ -315,7 +272,9 @@ def print_plan(plan: Plan, out: Console) -> None:
         print_warnings(phase.predicted, out)
         out.print(batch_words(phase))
         out.print(plan.lengths(phase), markup=False)
-        out.print(text_table(("role", "devices", "layout", "settings"), pool_rows(phase), out.width))
+        out.print(
+            text_table(("role", "devices", "layout", "settings"), pool_rows(phase.pools, phase.scorers), out.width)
+        )
         print_prediction(phase.predicted, out)
         for line in group_words(phase):
             out.print(line)
@@ -362,7 +321,7 @@ def _phase_markdown(phase: Phase, lengths: str) -> list[str]:
         "",
         f"Batch: {batch_words(phase)}; {lengths}.",
         "",
-        *_table(("role", "devices", "layout", "settings"), pool_rows(phase)),
+        *_table(("role", "devices", "layout", "settings"), pool_rows(phase.pools, phase.scorers)),
         "",
         *_table(("stage", "time", "share"), stage_rows(predicted)),
         "",

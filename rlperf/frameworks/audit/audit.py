@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +34,7 @@ from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.imports import Imported, job_of
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
+from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
 from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.judge.engine_cache import cache_shortage
@@ -47,6 +50,9 @@ from rlperf.specs.modes import MODES
 from rlperf.specs.step_log import StepLog
 from rlperf.told import Tell, quiet, within
 from rlperf.units import human_bytes, human_risk, human_seconds, with_probability
+
+if TYPE_CHECKING:
+    import polars as pl
 
 MOST_OFFERED = 1 << 15
 """Sequences of an rl_step up to which offers are judged: each is a prediction that simulates all of them."""
@@ -76,8 +82,32 @@ class Audit:
     unlike: bool = False
     """Whether the log's responses are of other lengths than those predicted with, by more than `ALIKE`."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `rlperf audit --json` prints it."""
+        return {
+            "schema_version": 1,
+            "framework": self.imported.adapter.name,
+            "version": self.imported.target.version,
+            "passes": self.passes,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "memory": memory_words(self),
+            "predicted": self.predicted.model_dump(mode="json") if self.predicted else None,
+            "best": self.best.phases[0].model_dump(mode="json") if self.best else None,
+            "measured": [asdict(each) for each in self.measured],
+            "ended": self.ended,
+            "notes": [*self.cautions, *self.notes],
+        }
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per finding."""
+        found = [{**finding.to_dict(), "settings": str(finding.settings or "")} for finding in self.findings]
+        return notebook.frame(found)
+
     def __str__(self) -> str:
         return "\n".join(report(self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     @property
     def broken(self) -> bool:

@@ -10,7 +10,7 @@ from pydantic import Field, PlainSerializer, model_validator
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ResponseTokens, ScorerPlan
-from rlperf.plan.question.words import layout_words, token_words
+from rlperf.plan.question.words import layout_words, pool_rows, token_words
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
@@ -337,22 +337,15 @@ class Phase(Frozen):
             **self.settings.model_dump(),
         }
         for pool in self.pools:
-            row[f"{pool.role}_devices"] = pool.devices
-            row |= {f"{pool.role}_{name}": value for name, value in pool.layout.model_dump().items()}
-            row[f"{pool.role}_backend"] = pool.settings.backend
+            row |= pool.row()
         return {**row, **self.predicted.row()}
 
     def _repr_html_(self) -> str:
         """A phase for a notebook: its pools and its prediction."""
-        degrees = []
-        for pool in self.pools:
-            values = {n: v for n, v in pool.layout.model_dump().items() if v not in (0, 1, False, "none")}
-            words = ", ".join(f"{name} {value}" for name, value in values.items()) or "one device per replica"
-            degrees.append((pool.role, f"{pool.devices} x {pool.device}", pool.settings.backend, words))
         first, last = self.rl_steps
         return (
             f"<p>{escape(', '.join(self.tasks))}, rl_steps {first} to {last}: {self.mode}</p>"
-            + notebook.table(["role", "devices", "backend", "layout"], degrees)
+            + notebook.table(["role", "devices", "layout", "settings"], pool_rows(self.pools, self.scorers))
             + self.predicted._repr_html_()
         )
 
@@ -439,8 +432,9 @@ class Plan(Frozen):
         return f"{self.job.name}, {first.mode}: {pools}{more}\n{batch}\n{takes}"
 
     def to_frame(self) -> pl.DataFrame:
-        """One row per phase: what is run, its degrees, and its prediction."""
-        return notebook.frame([phase.row() for phase in self.phases])
+        """One row per phase: of which job, what is run, its degrees, and its prediction."""
+        of = {name: getattr(self.job, name) for name in ("architecture", "cluster", "nodes", "framework")}
+        return notebook.frame([{"job": self.job.name, **of, **phase.row()} for phase in self.phases])
 
     def _repr_html_(self) -> str:
         """A plan for a notebook, phase by phase."""

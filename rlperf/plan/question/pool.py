@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.pool import ATTRIBUTES, LayoutValues, Placement, PoolSpec, Role, SettingsValues
 from rlperf.specs.scorer import Scorer, ScorerKind
+
+_BUDGETS = ("token_budget", "scoring_token_budget", "parked")
 
 
 class PoolPlan(Frozen):
@@ -31,6 +33,13 @@ class PoolPlan(Frozen):
     def own_devices(self) -> int:
         """Devices beside those of rollout and trainer."""
         return self.devices if self.placement == "own" else 0
+
+    def row(self) -> dict[str, Any]:
+        """Columns of a frame, behind the role: devices, degrees, and the settings that a plan chooses."""
+        chosen = ("max_running", "memory_fraction") if self.role == "rollout" else _BUDGETS
+        settings = {name: getattr(self.settings, name) for name in ("backend", *chosen)}
+        values = {"devices": self.devices, **self.layout.model_dump(), **settings}
+        return {f"{self.role}_{name}": value for name, value in values.items()}
 
     def pinned(self) -> PoolSpec:
         """The pool as a job states it that leaves nothing open."""

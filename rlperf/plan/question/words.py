@@ -1,12 +1,18 @@
-"""Layouts and lengths in words."""
+"""Layouts, settings and lengths in words."""
 
 from __future__ import annotations
 
-from rlperf.plan.question.pool import ResponseTokens, TaskTokens
+from collections.abc import Iterable
+
+from rlperf.plan.question.pool import PoolPlan, ResponseTokens, ScorerPlan, TaskTokens
 from rlperf.specs.pool import ATTRIBUTES, LayoutValues
 
 SHORT = {each.name: each.short for each in ATTRIBUTES if each.short and each.name != "data_parallel"}
 """Degrees that are named only where they are above 1."""
+
+
+USUAL = {each.name: each.default for each in ATTRIBUTES if each.part == "settings"} | {"cuda_graphs": True}
+"""Settings that are named only where they differ from this."""
 
 
 def layout_words(layout: LayoutValues) -> str:
@@ -30,3 +36,40 @@ def token_words(said: ResponseTokens | TaskTokens | None, cap: int, cut: float) 
     """Lengths of responses, of which the share ``cut`` ends at ``cap`` tokens."""
     known = f"mean {said.mean:,.0f}, 95th percentile {said.p95:,.0f}, " if said else ""
     return f"{known}cap {cap:,} ({100 * cut:.1f} % cut)"
+
+
+def settings_words(pool: PoolPlan | ScorerPlan) -> str:
+    """Settings of a pool in one line; what is usual is left out."""
+    given = pool.settings.stated()
+    backend = given.pop("backend")
+    if given.get("scoring_token_budget") == given.get("token_budget"):
+        given.pop("scoring_token_budget", None)
+    if given.pop("parked", False):
+        backend += ", states parked on the host"
+    if isinstance(pool, PoolPlan) and pool.role != "rollout" and given.get("token_budget") is None:
+        backend += f", microbatch {pool.layout.microbatch}"
+    words = [f"{name.replace('_', ' ')} {_value(value)}" for name, value in given.items() if USUAL.get(name) != value]
+    return ", ".join([backend, *words])
+
+
+def pool_rows(pools: Iterable[PoolPlan], scorers: Iterable[ScorerPlan]) -> list[tuple[str, ...]]:
+    """(roles, devices, layout, settings), pools that are alike in one row."""
+    rows: list[tuple[str, ...]] = []
+    for pool in pools:
+        own = ", its own" if pool.own_devices else ""
+        rest = (f"{pool.devices} x {pool.device}{own}", layout_words(pool.layout), settings_words(pool))
+        if rows and rows[-1][1:] == rest:
+            rows[-1] = (f"{rows[-1][0]}, {pool.role}", *rest)
+        else:
+            rows.append((pool.role, *rest))
+    for scorer in scorers:
+        turns = ", in turn" if scorer.placement == "shared" else ""
+        where = f"{scorer.devices} x {scorer.device}{turns}"
+        rows.append((f"{scorer.kind} {scorer.name}", where, layout_words(scorer.layout), settings_words(scorer)))
+    return rows
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlperf.api import plan_job
+from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import SpecError
 
 from .recipes import ROOT, copied_package, page, recipe, run_in
@@ -60,6 +60,36 @@ def test_a_gpu_s_file_has_its_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"half_h100\.yaml:2: name: 'pigeon' .*rename the file to pigeon\.yaml") as told:
         plan_job(saved({**JOB, "cluster": "generic:half_h100"}, tmp_path))
     assert "or write `name: half_h100`" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "written", "says"),
+    [
+        ("relative: h100_sxm", "relative: h1000", r"half_h100\.yaml:14: relative: there is no device named 'h1000'"),
+        ("network: ib_ndr", "network: ib_400", r"half_h100\.yaml:13: network: there is no link named 'ib_400'"),
+        ("1.67 TB/s", "1670 TB/s", r"half_h100\.yaml:7: memory_bandwidth: .*100 TB/s\): is its unit right\?"),
+        ("memory: 40 GiB", "memory: 40 MiB", r"half_h100\.yaml:6: memory: .*\(4 GB to 4 TB\): is its unit right\?"),
+        ("494.7 TFLOP/s", "494.7 PFLOP/s", r"half_h100\.yaml:5: peaks\.bf16: .*is its unit right\?"),
+    ],
+)
+def test_a_gpu_s_mistakes_are_told_where_they_stand(stated: str, written: str, says: str, tmp_path: Path) -> None:
+    """Names were told without their file, and a thousandfold bandwidth was planned with."""
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "half_h100.yaml").write_text(recipe("devices/half_h100.yaml").replace(stated, written))
+    with pytest.raises(SpecError, match=says):
+        ask(saved({**JOB, "cluster": "generic:half_h100"}, tmp_path))
+
+
+def test_what_a_gpu_s_file_leaves_to_others(tmp_path: Path) -> None:
+    """`vendor: Nvidia` was nobody has code for; a network that nobody named was one port, unsaid."""
+    (tmp_path / "devices").mkdir()
+    sheet = recipe("devices/half_h100.yaml").replace("vendor: NVIDIA", "vendor: Nvidia").replace("network: ib_ndr", "")
+    (tmp_path / "devices" / "half_h100.yaml").write_text(sheet)
+    job = {**JOB, "cluster": "generic:half_h100", "framework": "verl"}
+    assert not ask(saved(job, tmp_path)).context.warned
+    said = "generic:half_h100: its device names no network: one port of roce_100 a node"
+    assert said not in predict_job(saved(job, tmp_path)).assumed
+    assert said in predict_job(saved({**job, "nodes": 2}, tmp_path)).assumed
 
 
 TRIED = """

@@ -19,7 +19,7 @@ from rlperf.sim.rollout import Trajectories, simulate_rollout
 from rlperf.workload import PRESETS, LengthModel, LengthTable, concat, load_model, read_polytrace, read_recording
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_covariance
-from rlperf.workload.drift import change_points, fit_drift, runaway_change
+from rlperf.workload.drift import Drift, change_points, fit_drift, runaway_change
 from rlperf.workload.effect_likelihood import log_likelihood
 from rlperf.workload.fidelity import Rollouts, bias, bias_noise, bootstraps, fidelity, ks_two_samples
 from rlperf.workload.fitting import fit_model, thinned
@@ -262,6 +262,14 @@ def test_few_steps_are_admitted() -> None:
     assert "cannot be told" in forecast_lengths(steady(1), 3).known
     wide, many = forecast_lengths(steady(2), 2), forecast_lengths(steady(6), 2)
     assert wide.mean_tokens_high - wide.mean_tokens_low > 1.5 * (many.mean_tokens_high - many.mean_tokens_low)
+
+
+def test_a_trend_is_said_to_go_no_further_than_it_is_taken() -> None:
+    """Of an rl_step far outside it was "continued", while the forecast held it where the recording had doubled."""
+    drift = Drift(rl_steps=tuple(range(8)), slope=0.1, slope_se=0.01, trend=True, location=(), location_se=())
+    assert "is continued;" in drift.what_is_known(14)
+    assert "is continued to rl_step 14, as far as the recording is long, and held there;" in drift.what_is_known(199)
+    assert drift.shift(199) == drift.shift(14)
 
 
 def test_change_points() -> None:

@@ -11,16 +11,19 @@ from rlperf.specs.frozen import Frozen
 from rlperf.units import (
     Bytes,
     BytesPerSecond,
+    Dimension,
     FlopPerSecond,
     Hertz,
     PositiveInt,
     Seconds,
     UsdPerHour,
     Watt,
+    parse_quantity,
 )
 
 _POSITIVE = Field(gt=0, allow_inf_nan=False)
 """Every rate, size and price divides something or is divided by: none may be zero or less."""
+VENDORS = ("NVIDIA", "AMD", "Google", "Huawei", "Intel")
 HOST_LINKS = ("PCIe3", "PCIe4", "PCIe5", "PCIe6", "NVLink-C2C")
 """What joins a device to its host."""
 
@@ -32,14 +35,38 @@ def _known_link(name: str) -> str:
     return name
 
 
+def _within(least: str, most: str, dimension: Dimension) -> AfterValidator:
+    """Far beyond any accelerator sold, on both sides: a thousandth or a thousandfold is a unit that was mistaken."""
+    low, high = parse_quantity(least, dimension), parse_quantity(most, dimension)
+
+    def checked(value: float) -> float:
+        if not low <= value <= high:
+            raise ValueError(f"no accelerator is so far from others ({least} to {most}): is its unit right?")
+        return value
+
+    return AfterValidator(checked)
+
+
+def _vendor(name: str) -> str:
+    """As others write it: facts of frameworks name vendors.
+
+    >>> _vendor("Nvidia"), _vendor("mine")
+    ('NVIDIA', 'mine')
+    """
+    return next((each for each in VENDORS if each.casefold() == name.strip().casefold()), name)
+
+
+_RATE = _within("5 TFLOP/s", "50000 TFLOP/s", "flop_per_s")
+
+
 class Peaks(Frozen):
     """Dense peak rates by data type; absent = the device has no such unit."""
 
     fp32: Annotated[FlopPerSecond, _POSITIVE] | None = None
     tf32: Annotated[FlopPerSecond, _POSITIVE] | None = None
-    bf16: Annotated[FlopPerSecond, _POSITIVE] | None = None
-    fp16: Annotated[FlopPerSecond, _POSITIVE] | None = None
-    fp8: Annotated[FlopPerSecond, _POSITIVE] | None = None
+    bf16: Annotated[FlopPerSecond, _POSITIVE, _RATE] | None = None
+    fp16: Annotated[FlopPerSecond, _POSITIVE, _RATE] | None = None
+    fp8: Annotated[FlopPerSecond, _POSITIVE, _RATE] | None = None
     int8: Annotated[FlopPerSecond, _POSITIVE] | None = None
     fp4: Annotated[FlopPerSecond, _POSITIVE] | None = None
 
@@ -83,18 +110,20 @@ class Device(Frozen):
     name: str
     title: str
     aliases: tuple[str, ...] = Field((), description="further names that find this profile; on one line in YAML")
-    vendor: str
+    vendor: Annotated[str, AfterValidator(_vendor)]
     generation: str = Field(description="architecture name, such as Hopper sm90")
     peaks: Peaks
     attained: Attained | None = None
     reads_fp8: bool = Field(
         False, description="without a unit for it: whether engines keep weights and caches in fp8, widened as they read"
     )
-    memory: Annotated[Bytes, _POSITIVE] = Field(description="of the data sheet, or what the driver reports")
+    memory: Annotated[Bytes, _POSITIVE, _within("4 GB", "4 TB", "bytes")] = Field(
+        description="of the data sheet, or what the driver reports"
+    )
     memory_usable: Annotated[Bytes, _POSITIVE] | None = Field(
         None, description="what a process sees of it (cudaMemGetInfo), which limits keep to; left out: `memory`"
     )
-    memory_bandwidth: Annotated[BytesPerSecond, _POSITIVE]
+    memory_bandwidth: Annotated[BytesPerSecond, _POSITIVE, _within("100 GB/s", "100 TB/s", "bytes_per_s")]
     memory_type: str
     l2_cache: Annotated[Bytes, _POSITIVE] | None = None
     multiprocessors: PositiveInt | None = None
@@ -102,7 +131,9 @@ class Device(Frozen):
     power: Annotated[Watt, _POSITIVE] | None = None
     scale_up: ScaleUp | None = None
     host_link: Annotated[str, AfterValidator(_known_link)] = Field(description="PCIe4, PCIe5, NVLink-C2C ...")
-    host_bandwidth: Annotated[BytesPerSecond, _POSITIVE] = Field(description="to host memory, per device and direction")
+    host_bandwidth: Annotated[BytesPerSecond, _POSITIVE, _within("1 GB/s", "2 TB/s", "bytes_per_s")] = Field(
+        description="to host memory, per device and direction"
+    )
     peer_access: bool = Field(
         True, description="whether its driver lets devices without fast links read each other's memory over PCIe"
     )

@@ -25,7 +25,7 @@ from rlperf.specs.calibration import (
 from rlperf.specs.calibration_files import calibration_names, find_calibration
 from rlperf.specs.cluster import Attained, Cluster, Device, Link
 from rlperf.specs.network_calibration import NetworkCalibration, load_network_calibration
-from rlperf.specs.profiles import load_cluster, load_device, load_link
+from rlperf.specs.profiles import load_cluster, load_device, load_link, load_relative
 
 Lent = PrefillFit | LatentFit | AbsorptionFit | MoeFit | DispatchFit | ExchangeFit | ScanFit | SparseFit | StreamsFit
 Fit = TypeVar("Fit", GemmFit, DecodeFit, LatentFit, AbsorptionFit, MoeFit, ScanFit, SparseFit, StreamsFit)
@@ -196,8 +196,8 @@ def lent_by(
 def timed_relative(device: Device, folder: Path | str | None = None) -> str | None:
     """Whose constants a device borrows: the first of its relative, that one's relative and so on that was timed."""
     asked, related = {device.name}, device
-    while related.relative:
-        related = load_device(related.relative, folder)
+    while kin := load_relative(related, folder):
+        related = kin
         if find_calibration(related.name, "devices", folder) is not None:
             return related.name
         if related.name in asked:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -34,6 +34,7 @@ from rlperf.specs.reader import (
     validate,
 )
 
+_Named = TypeVar("_Named")
 PACKAGE = Path(__file__).resolve().parent.parent
 _GIGABYTES = re.compile(r"(\d)_?gb\b")
 """``a100_80gb`` is ``a100_80g``."""
@@ -205,6 +206,14 @@ def load_device(name_or_path: str | Path, folder: Path | str | None = None) -> D
     return _device(path, stamp(path))
 
 
+def load_relative(device: Device, folder: Path | str | None = None) -> Device | None:
+    """The device whose constants another borrows; None where it names none."""
+    if not device.relative:
+        return None
+    path = _locate("devices", device.name, folder)
+    return _named_in(path, "relative", partial(load_device, device.relative, folder))
+
+
 def load_link(name_or_path: str | Path, folder: Path | str | None = None) -> Link:
     """A network link profile by name or path."""
     path = _locate("links", name_or_path, folder)
@@ -231,11 +240,12 @@ def load_cluster(
     as_path(name_or_path, "cluster")
     if isinstance(name_or_path, str) and name_or_path.lower().startswith("generic:"):
         cluster = _generic(_found_by_name(name_or_path.split(":", 1)[1].strip(), folder), folder)
+        path = _locate("devices", cluster.device, folder)
     else:
         path = _cluster_file(name_or_path, folder)
         cluster = _cluster(path, stamp(path))
         _named_in(path, "device", partial(load_device, cluster.device, folder))
-        _named_in(path, "network", partial(load_link, cluster.network, folder))
+    _named_in(path, "network", partial(load_link, cluster.network, folder))
     changes = {"nodes": nodes, "devices_per_node": devices_per_node}
     for field, count in changes.items():
         if count is not None and count < 1:
@@ -254,16 +264,16 @@ def _found_by_name(device: str, folder: Path | str | None) -> Device:
     return found
 
 
-def _named_in(path: Path, field: str, look_up: Callable[[], object]) -> None:
-    """Look up what a field of a profile names; where nothing has the name, the error says where it stands, and where
-    a file of the name lies beside the profile, how it is found."""
+def _named_in(path: Path, field: str, look_up: Callable[[], _Named]) -> _Named:
+    """What a field of a profile names; where nothing has the name, the error says where it stands, and where a file of
+    the name lies beside the profile, how it is found."""
     try:
-        look_up()
+        return look_up()
     except SpecError as error:
         if any(problem.file is not None for problem in error.problems):
             raise
         document = read_document(path)
-        kind = {"device": "devices", "network": "links"}[field]
+        kind = "links" if field == "network" else "devices"
         beside = (root for root in path.absolute().parents[:2] if is_file(root / kind / f"{document.data[field]}.yaml"))
         root = next(beside, None)
         hint = root and f"{kind}/ of {root} is not searched: set RLPERF_PROFILES={root}, or put it beside the job"
@@ -281,14 +291,11 @@ def _cluster_file(name_or_path: str | Path, folder: Path | str | None) -> Path:
         except SpecError:
             raise error from None
         hint = f"{device.stem} is a device: write generic:{device.stem}"
-        shipped = [name for name in profile_names("clusters") if name != "generic" and _device_of(name) == device.stem]
+        shipped = [
+            name for name in profile_names("clusters") if name != "generic" and load_cluster(name).device == device.stem
+        ]
         hint += f", or {' or '.join(shipped)}, which has nodes as they are sold" if shipped else ""
         raise SpecError(Problem(error.problems[0].message, suggestion=hint)) from None
-
-
-def _device_of(cluster: str) -> str:
-    path = _locate("clusters", cluster, None)
-    return _cluster(path, stamp(path)).device
 
 
 def _generic(device: Device, folder: Path | str | None) -> Cluster:

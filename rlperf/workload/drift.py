@@ -44,9 +44,12 @@ class Drift:
         """
         if not self.trend:
             return 0.0
-        reach = float(self.rl_steps[-1] - self.rl_steps[0])
-        bounded = np.clip(rl_step, self.rl_steps[0] - reach, self.rl_steps[-1] + reach)
-        return self.slope * float(bounded - self.centre)
+        return self.slope * float(np.clip(rl_step, *self._reach) - self.centre)
+
+    @property
+    def _reach(self) -> tuple[int, int]:
+        long = self.rl_steps[-1] - self.rl_steps[0]
+        return self.rl_steps[0] - long, self.rl_steps[-1] + long
 
     @property
     def spread(self) -> float:
@@ -62,7 +65,10 @@ class Drift:
             steps = "1 rl_step" if k == 1 else f"{k} rl_steps"
             notes.append(f"{steps} recorded: a trend cannot be told from the luck of the prompts")
         elif self.trend:
-            notes.append(f"trend of {self.slope:+.3g} +- {self.slope_se:.2g} normal scores per rl_step is continued")
+            words = f"trend of {self.slope:+.3g} +- {self.slope_se:.2g} normal scores per rl_step is continued"
+            kept = float(np.clip(rl_step, *self._reach))
+            beyond = f" to rl_step {kept:g}, as far as the recording is long, and held there"
+            notes.append(words + (beyond if kept != rl_step else ""))
         else:
             notes.append(f"no trend shows in {k} rl_steps ({self.slope:+.2g} +- {self.slope_se:.2g} a step)")
         if k and not self.rl_steps[0] <= rl_step <= self.rl_steps[-1]:

@@ -243,6 +243,8 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
         notes.append(f"{simulated} of {replicas} rollout replicas simulated: {which}")
     notes += [note for device in {each.device.name: each.device for each in _machines(context)}.values()
               if (note := _memory_note(device))]  # fmt: skip
+    notes += [f"{each.cluster.name}: its device names no network: one port of {each.cluster.network} a node"
+              for each in _machines(context) if _portless(each)]  # fmt: skip
     if framework.training.whole_gradients:
         whole = "holds gradients whole between the microbatches of an update and has no key for it"
         each = f"{stack.calibration.storage.reduce:g} bytes a parameter on every device"
@@ -268,6 +270,12 @@ def _memory_note(device: Device) -> str:
     source = device.sources.get("memory_usable", "")
     seen = f"{device.name}: a process sees {human_bytes(device.usable_memory)}"
     return f"{seen} of it, {source}" if source.startswith("assumed") else ""
+
+
+def _portless(hardware: Hardware) -> bool:
+    """Whether several generic nodes of a device have a network that nobody stated."""
+    generic, nodes = hardware.cluster.name == f"generic:{hardware.device.name}", hardware.cluster.nodes
+    return generic and nodes > 1 and hardware.device.network is None
 
 
 def _unfiltered(context: Context, evaluation: Evaluation) -> tuple[str, ...]:

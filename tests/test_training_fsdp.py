@@ -188,3 +188,34 @@ def test_matrices_that_fetch_their_own_inputs_cost_a_gather_each(h100: Hardware)
     assert traffic(each, again) == pytest.approx(float(12.0 * gather + 5.0 * scatter))
     scored = [scoring_pass(arch, h100, t, split, BATCH).exposed_tp_s / 2.0 / arch.layers for t in (once, each)]
     assert [float(s) for s in scored] == pytest.approx([float(n * gather + 2.0 * scatter) for n in (2.0, 5.0)])
+
+
+def test_the_policy_is_scored_with_its_adapters() -> None:
+    """They stay beside their matrices, as in a forward of training; a reference is the policy without them."""
+    model, hardware, trainer = load_architecture("Qwen3-8B"), load_hardware("h100_sxm"), load_trainer("fsdp2")
+    layout, held = Layout.of(data_parallel=8, zero_stage=3), Microbatches.of(32768.0, 32768.0 * 4096, 4096.0, 1.0)
+
+    def seconds(**options: object) -> float:
+        return float(scoring_pass(model, hardware, trainer, layout, held, UpdateOptions(**options)).forward_s)
+
+    plain, policy = seconds(), seconds(lora_rank=32)
+    update = training_update(model, hardware, trainer, layout, held, UpdateOptions(lora_rank=32))
+    bare = training_update(model, hardware, trainer, layout, held, UpdateOptions())
+    assert policy - plain == pytest.approx(float(update.forward_s - bare.forward_s), rel=1e-9)
+    assert policy - plain > 0.1 * plain
+    assert seconds(lora_rank=32, adapted=0.0) == pytest.approx(plain, rel=1e-12)
+
+
+def test_shares_of_the_head_are_told_apart_row_by_row() -> None:
+    """Rows that ask the same are costed once: the head's share is part of what they ask."""
+    model, hardware, trainer = load_architecture("Qwen3-8B"), load_hardware("h100_sxm"), load_trainer("fsdp2")
+    share = np.linspace(0.1, 1.0, 128)
+    layout = Layout.of(data_parallel=np.full(128, 8), zero_stage=3)
+    held = Microbatches.of(np.full(128, 32768.0), np.full(128, 32768.0 * 4096), np.full(128, 4096.0), np.ones(128))
+    all_rows = scoring_pass(model, hardware, trainer, layout, held, UpdateOptions(head_share=share)).forward_s
+    one, alone = Layout.of(data_parallel=8, zero_stage=3), Microbatches.of(32768.0, 32768.0 * 4096, 4096.0, 1.0)
+    one_by_one = [
+        float(scoring_pass(model, hardware, trainer, one, alone, UpdateOptions(head_share=each)).forward_s)
+        for each in (share[0], share[-1])
+    ]
+    assert all_rows[[0, -1]] == pytest.approx(one_by_one, rel=1e-9)

@@ -73,6 +73,7 @@ class UpdateOptions:
     dtype : of the linear layers (bf16, fp16, fp8, mxfp8, nvfp4); attention, head and router stay in 16 bits
     lora_rank : rank of adapters on all linear layers; the base is frozen: no weight gradients, no moments
     lora_jobs : adapters that are trained in turn on the one base [1]
+    adapted : share of the passes in which adapters run: a reference is the policy without them [1]
     frozen_tower : the vision tower is not trained: no backward, no gradients, no moments
     trained_draft : method of the draft head that is trained beside the model; None where none is
     skew : tokens of the busiest expert-parallel device over the mean (1 = balanced)
@@ -102,6 +103,7 @@ class UpdateOptions:
     switches: Switches | None = None
     ends: Ends = EVEN
     lora_jobs: int = 1
+    adapted: float = 1.0
     frozen_tower: bool = False
     trained_draft: Method | None = None
 

@@ -69,7 +69,7 @@ def layer_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
     passes = _passes_s(arch, device) + _scans_s(arch, device)
     forward, backward = forward + passes, backward + 2.0 * passes
     if device.options.lora_rank:
-        adapters = _adapter_s(arch, device)
+        adapters = device.options.adapted * _adapter_s(arch, device)
         forward, backward = forward + adapters, backward + 2.0 * adapters
     return LayerSeconds(
         forward, backward, attention, last=last, experts=experts, feed_forward=_feed_forward_s(arch, device)

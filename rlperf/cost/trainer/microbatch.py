@@ -63,10 +63,10 @@ def microbatch_seconds(arch: Architecture, device: TrainerDevice) -> MicrobatchS
 
 def _on_distinct(device: TrainerDevice, costed: Callable[[TrainerDevice], MicrobatchSeconds]) -> MicrobatchSeconds:
     """``costed`` of the distinct rows, handed back to all rows; of everything where there are no flat columns."""
-    layout, work, skew = device.layout, device.work, device.options.skew
+    layout, work, options = device.layout, device.work, device.options
     axes = {name: getattr(layout, name) for name in READ}
     tasks = {field.name: getattr(work, field.name) for field in fields(work)}
-    columns = [np.asarray(value) for value in (*axes.values(), *tasks.values(), skew)]
+    columns = [np.asarray(value) for value in (*axes.values(), *tasks.values(), options.skew, options.head_share)]
     shape = np.broadcast_shapes(*(column.shape for column in columns))
     if len(shape) != 1 or shape[0] < FEW or any(column.shape not in ((), shape) for column in columns):
         return costed(device)
@@ -83,7 +83,7 @@ def _on_distinct(device: TrainerDevice, costed: Callable[[TrainerDevice], Microb
             device,
             layout=Layout.of(**{name: some(value) for name, value in axes.items()}),
             work=Work(**{name: some(value) for name, value in tasks.items()}),
-            options=replace(device.options, skew=some(skew)),
+            options=replace(options, skew=some(options.skew), head_share=some(options.head_share)),
         )
     )
     return MicrobatchSeconds(

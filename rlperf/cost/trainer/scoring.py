@@ -40,7 +40,7 @@ def scoring_pass(
     Parameters
     ----------
     microbatches : count over the whole rl_step, not one optimizer update
-    options : of which dtype and skew count: adapters are merged, nothing is hidden behind another microbatch
+    options : of which dtype, skew and adapters count; nothing is hidden behind another microbatch
 
     Returns
     -------
@@ -48,7 +48,7 @@ def scoring_pass(
     """
     work, stage = work_of(layout, microbatches), stage_parameters(arch, layout)
     on = options.switches_of(trainer).model_copy(update={"expert_overlap": False})
-    whole = replace(options, lora_rank=None, switches=on)
+    whole = replace(options, switches=on)
     costs = microbatch_seconds(arch, TrainerDevice(hw, _in_scoring(trainer), layout, work, whole))
     compute, head, tensor, expert = costs.layer, costs.head.forward, costs.tensor.forward, costs.expert.forward
     context = np.maximum(costs.context.forward - compute.attention, 0.0)

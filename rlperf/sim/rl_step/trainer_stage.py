@@ -173,11 +173,11 @@ def scored_once(
     """Seconds of one scoring pass over ``scored``, in the framework."""
     stack = with_optimizer(stack, architecture, settings)
     framework, head = stack.framework, _head_share(stack, demand, layout, scored, 1.0)
-    options = _options(site, stack, layout, settings, head)
     read = TowerWork(demand.images_per_token * scored.tokens, demand.patches(architecture))
-    one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
     passes = stack.scoring_passes(site, demand.batch.updates_of_a_job)
     reference = 1.0 / passes if passes and "reference" in site.roles else 0.0
+    options = replace(_options(site, stack, layout, settings, head), adapted=1.0 - reference)
+    one = scoring_pass(architecture, site.hardware, stack.calibration, layout, scored, options, tower=read)
     # a reference apart is not fetched so; under LoRA it is the policy without its adapters
     fetched = 1.0 if settings.lora_rank else 1.0 - reference
     scoring_s = one.total_s + fetched * _weights_s(site, stack, architecture, layout)

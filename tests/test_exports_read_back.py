@@ -97,3 +97,14 @@ def test_a_mixed_batch_takes_the_best_of_several_numbers_at_once(tmp_path: Path)
     other = job.model_copy(update={"tasks": (job.tasks[0], job.tasks[1].model_copy(update={"max_trajectories": (9,)}))})
     with pytest.raises(SpecError, match="one max_trajectories: tool_use 128 or 512, math 9"):
         rlperf.plan_job(other)
+
+
+@pytest.mark.parametrize("version", ["0.2", "0.3"])
+@pytest.mark.parametrize("mode", ["colocated", "async"])
+def test_releases_that_count_microbatches_are_planned_so(version: str, mode: str, tmp_path: Path) -> None:
+    """SkyRL up to 0.2 fills no microbatch by tokens, and its fully_async scores the old policy."""
+    fields = {"modes": [mode], "limits": {"staleness": 4}}
+    plan = rlperf.plan_job(_job(f"skyrl=={version}", "Qwen3-8B", {"workload": "tool_use"}, fields))
+    trainer = next(pool for pool in plan.phases[0].pools if pool.role == "trainer")
+    assert (trainer.settings.token_budget is None) == (version == "0.2")
+    _held(plan, tmp_path / "out")

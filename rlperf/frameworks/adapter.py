@@ -245,16 +245,18 @@ def _span_problems(facts: FrameworkFacts, document: Document) -> list[Problem]:
             versions_of(setting.versions, facts.versions)
         except ValueError as error:
             problems.append(document.problem(("runs", index, "versions"), str(error)))
-    for span in (*facts.sends, *facts.reward_hidden):
+    spans = [("counts", facts.counts), ("old_policy_in", facts.old_policy_in)]
+    spans += [("sends", span) for span in facts.sends] + [("reward_hidden", span) for span in facts.reward_hidden]
+    for name, span in spans:
         try:
             versions_of(span, facts.versions)
         except ValueError as error:
-            problems.append(document.problem(("sends" if span in facts.sends else "reward_hidden", span), str(error)))
+            problems.append(document.problem((name,), str(error)))
     stated: dict[str, Mapping[str, Mapping[str, object]]] = {name: getattr(facts, name) for name in OF_RELEASES}
-    for name, backend, spans in ((name, *each) for name, of in stated.items() for each in of.items()):
+    for name, backend, told in ((name, *each) for name, of in stated.items() for each in of.items()):
         if backend not in facts.backends:
             problems.append(document.problem((name, backend), f"backends are {', '.join(facts.backends)}"))
-        for span in spans:
+        for span in told:
             try:
                 versions_of(span, facts.versions)
             except ValueError as error:

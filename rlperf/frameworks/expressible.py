@@ -30,7 +30,7 @@ from rlperf.specs.keyless_settings import running
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import TOLD, PoolSettings, PoolSpec
 from rlperf.specs.profiles import load_architecture, load_cluster, load_device
-from rlperf.specs.releases import beyond
+from rlperf.specs.releases import beyond, versions_of
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 
 PARTIAL, ELASTIC = ref("batch.over_provision"), ref("rollout.elastic")
@@ -53,7 +53,7 @@ def as_framework_runs(job: Job, facts: FrameworkFacts, folder: Path | None = Non
     if found.old_policy is None and (said := in_its_files(facts, found.modes)) is not None:
         found = found.model_copy(update={"old_policy": said})
     found = _with_sayable_placements(_without_unsayable(found, facts, folder), facts)
-    return _counting_apart(_refilling(_with_keyless_settings(found, facts, folder), facts), facts)
+    return _counting(_refilling(_with_keyless_settings(found, facts, folder), facts), facts)
 
 
 def modes_words(asked: Job, taken: Job) -> tuple[str, ...]:
@@ -173,14 +173,15 @@ COUNTS = (1, 2, 4, 8, 16)
 """Sequences of a microbatch that are tried where a framework takes no token budget."""
 
 
-def _counting_apart(job: Job, facts: FrameworkFacts) -> Job:
-    """The job with microbatches counted where its trainers have devices of their own and files then state no tokens.
+def _counting(job: Job, facts: FrameworkFacts) -> Job:
+    """The job with microbatches counted where files state no tokens: of a release, or on a trainer's own devices.
 
     What the job states of its microbatches stays; of modes of both kinds each asks alone (`Context.of`).
     """
     trainer = job.pool("trainer")
     apart = facts.counts_apart and not any(MODES[mode].shares_devices for mode in job.modes)
-    if not apart or trainer.settings.token_budget is not None or trainer.layout.microbatch is not None:
+    counts = apart or (facts.counts and facts.version in versions_of(facts.counts, facts.versions))
+    if not counts or trainer.settings.token_budget is not None or trainer.layout.microbatch is not None:
         return job
     counted = trainer.model_copy(update={"layout": trainer.layout.model_copy(update={"microbatch": COUNTS})})
     others = tuple(pool for pool in job.pools if pool.role != "trainer")

@@ -11,6 +11,7 @@ from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan.question.context import keys_of
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.modes import Mode
+from rlperf.specs.releases import versions_of
 from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.specs.trainer_calibration import load_trainer
 
@@ -19,6 +20,8 @@ def in_its_files(facts: FrameworkFacts, modes: Sequence[Mode]) -> bool | None:
     """What exported files say where a job says nothing; None: the framework's own rule, or modes that differ,
     each of which asks alone (`Context.of`).
     """
+    if facts.old_policy_in and facts.version not in versions_of(facts.old_policy_in, facts.versions):
+        return None
     stated = {facts.old_policy.get(mode, facts.old_policy.get("all")) for mode in modes}
     return stated.pop() if len(stated) == 1 else None
 

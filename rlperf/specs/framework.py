@@ -242,6 +242,7 @@ class FrameworkFacts(Frozen):
     old_policy: dict[str, bool] = Field(
         {}, description="execution mode, or all -> whether exported files have the old policy scored; absent: its rule"
     )
+    old_policy_in: str = Field("", description="span of versions whose files say so; empty: all")
     overlaps: tuple[str, ...] = Field((), description="stages that run beside each other, in words")
     states_stages: bool = Field(False, description="layers of the first and last pipeline stage can be stated")
     states_scoring: bool = Field(False, description="tokens of a scoring microbatch have a key of their own")
@@ -252,6 +253,7 @@ class FrameworkFacts(Frozen):
         "", description="what is drawn for groups that filtering drops, where the trainer waits for it: whole batches"
     )
     counts_apart: bool = Field(False, description="on devices of its own a trainer's microbatches are cut by count")
+    counts: str = Field("", description="span of versions whose microbatches are cut by count everywhere; empty: none")
     critic_apart: str = Field("", description="keys of a critic on devices of its own, trained beside the policy")
     critic_shared: tuple[str, ...] | None = Field(None, description="modes in which it may share the trainer's: all")
     whole_nodes: tuple[NodeCounted, ...] = Field((), description="what files state as nodes of so many devices")

@@ -15,7 +15,7 @@ from rlperf import audit_config, export_plan, plan_job
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.plan.answer.explain import EVICTED, binding
 from rlperf.plan.answer.gains import fewer_at_once
-from rlperf.plan.answer.prediction import advice, prediction_of
+from rlperf.plan.answer.prediction import _evicting, prediction_of
 from rlperf.plan.judge.at_once import evicted_share, preemptions, refills
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import flow_in, steady_state
@@ -177,7 +177,7 @@ def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     events = steady_state(evaluation, rl_steps=20)
     assert events is not None and evaluation.rl_step_s == pytest.approx(events.period_s, rel=0.1)
     assert any(words.startswith(f"{EVICTED} (") for words in binding(context, context.tasks[0], evaluation))
-    (line,) = advice(evaluation, {}, [], context, fewer=True)
+    (line,) = _evicting(context, context.tasks[0], evaluation, fewer=True)
     assert line.endswith(" of the rollout: raise memory_fraction or tensor_parallel, or lower max_trajectories")
     fewer_places = {**JOB["pools"][0], "settings": {**JOB["pools"][0]["settings"], "max_running": 16}}
     assert judged(job={**JOB, "pools": [fewer_places, JOB["pools"][1]]})[1].rl_step_s > evaluation.rl_step_s
@@ -212,7 +212,7 @@ def test_single_turns_that_run_ahead_are_preempted_and_wait_for_no_tool() -> Non
     pools = [{**short, "settings": {"memory_fraction": 0.3, "max_running": 1024}}, JOB["pools"][1]]
     context, evaluation = judged(job={**JOB, "tasks": [task], "pools": pools})
     assert refills(evaluation) and preemptions(evaluation) > 1.0
-    (line,) = advice(evaluation, {}, [], context, fewer=True)
+    (line,) = _evicting(context, context.tasks[0], evaluation, fewer=True)
     assert re.match(r"[\d,]+ preemptions per rl_step take ", line) and not fewer_at_once(
         context, context.tasks[0], evaluation
     )

@@ -40,6 +40,7 @@ from rlperf.specs.job import Job
 from rlperf.specs.pool import Settings
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.scorer import Scorer
+from rlperf.specs.short_job import short_job
 
 TASK = {
     "name": "math",
@@ -582,3 +583,15 @@ def test_a_plan_pinned_is_the_plan_with_its_scorers() -> None:
     assert (chosen.settings.backend, pinned.scorers[0].devices) == ("vllm", (chosen.devices,))
     assert Job.model_validate(pinned.stated()).scorers == pinned.scorers
     assert predict_job(pinned).rl_step_s == pytest.approx(plan.phases[0].predicted.rl_step_s)
+
+
+def test_rewards_of_functions_are_hidden_in_a_rollout_behind_which_models_are_asked() -> None:
+    """OpenRLHF 0.11: utils/agent.py:281 asks as a sample ends; a reward model is a pass when all have ended."""
+    job = short_job("Qwen3-8B", 16, framework="openrlhf", max_response="8k", mode="disaggregated").stated()
+    timed = {**job, "tasks": [{**job["tasks"][0], "reward_s": "60 s"}]}
+    now, older = (plan_job({**timed, "framework": f"openrlhf=={v}"}).phases[0] for v in ("0.11", "0.10"))
+    assert now.predicted.stages_s.reward == pytest.approx(12.0)
+    assert older.predicted.stages_s.reward == pytest.approx(60.0)
+    model = {"name": "rm", "kind": "reward", "architecture": "Qwen3-32B", "placement": "own"}
+    waits = [plan_job({**job, "scorers": [{**model, "overlap": asked}]}).phases[0] for asked in (None, False)]
+    assert waits[0].predicted.stages_s.reward == waits[1].predicted.stages_s.reward > 60.0

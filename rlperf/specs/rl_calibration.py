@@ -86,6 +86,7 @@ class FrameworkCalibration(Frozen):
     quantises : where weights get the engine's dtype: before they are sent, or as the engine loads them (16 bits travel)
     reward_hidden : share of the reward time that runs while other samples are still being generated [1]; `running` sets
         what facts say of a release
+    scorers_wait : models that score are asked when the rollout has ended, wherever other rewards are hidden
     in_flight_updates, partial_rollout : what the asynchronous mode does by default: engines take weights while they
         generate; requests are interrupted by a weight sync, and their cache is computed again
     counts_groups : the asynchronous staleness bound counts groups, which train in the order in which they end;
@@ -118,6 +119,7 @@ class FrameworkCalibration(Frozen):
     old_policy_pass: Literal["always", "off_policy", "never"] = "always"
     quantises: Literal["trainer", "engine"] = "trainer"
     reward_hidden: float = Field(0.0, ge=0.0, le=1.0)
+    scorers_wait: bool = False
     in_flight_updates: bool = False
     partial_rollout: bool = False
     counts_groups: bool = False

@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.cost.dtypes import dtype_of
-from rlperf.plan.judge.at_once import FEWER, most_at_once, refills, under_way, with_fewer_at_once
+from rlperf.plan.judge.at_once import (
+    FEWER,
+    most_at_once,
+    refills,
+    under_way,
+    with_fewer_at_once,
+    with_fewer_running,
+)
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
@@ -158,6 +165,16 @@ def fewer_at_once(context: Context, task: TaskContext, evaluation: Evaluation) -
     instead = f"instead of {human_seconds(evaluation.rl_step_s)}"
     why = "since fewer contexts are evicted while their tools run"
     return (f"{words}{human_seconds(best.rl_step_s)} {instead}, {why}",)
+
+
+def fewer_running(context: Context, task: TaskContext, evaluation: Evaluation) -> int | None:
+    """How many requests at once in an engine serve better than the number that a job states; None: no fewer do."""
+    if context.job.pool("rollout").settings.max_running is None or "max_running" in context.keyless:
+        return None
+    fewer = with_fewer_running(Judge(context, task), evaluation)
+    best = min(fewer, key=lambda each: each.rl_step_s, default=evaluation)
+    helps = best.rl_step_s <= FEWER * evaluation.rl_step_s
+    return best.configuration.pool("rollout").settings.max_running if helps else None
 
 
 def environments(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:

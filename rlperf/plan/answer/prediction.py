@@ -12,7 +12,7 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer.knobs import first_knob
 from rlperf.cost.trainer.memory import DEVICE_PARTS
 from rlperf.cost.trainer.update import experts_timed
-from rlperf.plan.answer.gains import fewer_at_once, gains
+from rlperf.plan.answer.gains import fewer_at_once, fewer_running, gains
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
@@ -74,7 +74,11 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         ),
         fits=not over and not cache_shortage(evaluation),
         warnings=(*_warnings(context, task, evaluation), *_unfiltered(context, evaluation)),
-        advice=tuple(advice(evaluation, memory, over, context, fewer=bool(fewer) or not operators)),
+        advice=tuple(
+            (*_too_much(evaluation, memory, over, context), *_evicting(context, task, evaluation, fewer=bool(fewer)))
+            if operators
+            else _too_much(evaluation, memory, over, context)
+        ),
     )
 
 
@@ -336,14 +340,8 @@ def _machines(context: Context) -> tuple[Hardware, ...]:
     return (context.hardware, context.rollout_hardware) if context.own_rollout else (context.hardware,)
 
 
-def advice(
-    evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], context: Context, *, fewer: bool
-) -> list[str]:
-    """The first knob to turn where it does not fit; what limits the rollout otherwise.
-
-    A knob that the planner has set itself is not advised against, and none that files of the framework lack, nor fewer
-    trajectories at once where they were judged to take longer (``fewer`` says otherwise).
-    """
+def _too_much(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[Role], context: Context) -> list[str]:
+    """The first knob to turn where it does not fit, of every pool that is ``over``."""
     found = []
     for role in over:
         use = memory[role]
@@ -351,19 +349,35 @@ def advice(
         held = evaluation.critic_held if role == "critic" else evaluation.held
         knob = _engine_knob(use) if role == "rollout" or held is None else _trainer_knob(context, evaluation, use, held)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
-    if (share := evicted_share(evaluation)) >= WORTH_A_WORD:
-        each = preemptions(evaluation)
-        what = f"{each:,.0f} preemptions per rl_step" if each >= 1.0 else "contexts evicted while their tools ran"
-        helps = _against_preemption(context) if each >= 1.0 else _against_eviction(context, evaluation.demand, fewer)
-        found.append(f"{what} take {100 * share:.1f} % of the rollout: {helps}")
     return found
 
 
-def _against_preemption(context: Context) -> str:
-    """What helps against evicted requests, of what the job states; where it states nothing, whose choice it is."""
+def _evicting(context: Context, task: TaskContext, evaluation: Evaluation, *, fewer: bool) -> list[str]:
+    """What engines lose where they compute again what they evicted, and what helps.
+
+    A knob that the planner has set itself is not advised against, and none that files of the framework lack, nor fewer
+    requests or trajectories at once where they were judged to take longer (``fewer`` of the latter says otherwise).
+    """
+    if (share := evicted_share(evaluation)) < WORTH_A_WORD:
+        return []
+    each = preemptions(evaluation)
+    if each < 1.0:
+        what, helps = "contexts evicted while their tools ran", _against_eviction(context, evaluation.demand, fewer)
+    else:
+        what = f"{each:,.0f} preemptions per rl_step"
+        helps = _against_preemption(context, fewer_running(context, task, evaluation))
+    return [f"{what} take {100 * share:.1f} % of the rollout: {helps}"]
+
+
+def _against_preemption(context: Context, running: int | None) -> str:
+    """What helps against evicted requests, of what the job states; where it states nothing, whose choice it is.
+
+    ``running``: a smaller number at once with which the rl_step was judged to be shorter; None: there is none
+    """
     raised, keyed = _more_cache(context), "max_running" not in context.keyless
-    stated = not _open(context.job.pool("rollout").settings.max_running)
-    helps = [f"raise {raised}"] * bool(raised) + ["lower max_running"] * (keyed and stated)
+    helps = [f"raise {raised}"] * bool(raised) + [f"lower max_running to {running}"] * (running is not None)
+    if not helps and keyed and not _open(context.job.pool("rollout").settings.max_running):
+        return "fewer requests at once would gain nothing"
     chosen = f"the planner chose {'max_running, ' * keyed}memory_fraction and tensor_parallel with this counted"
     kept = "" if keyed else "; max_running is the framework's own"
     return (", or ".join(helps) or chosen) + kept

@@ -80,6 +80,20 @@ def with_fewer_at_once(judge: Judge, evaluation: Evaluation) -> list[Evaluation]
     return found
 
 
+def with_fewer_running(judge: Judge, evaluation: Evaluation) -> list[Evaluation]:
+    """The same with fewer requests at once in every engine, where they preempt and a job states how many: halves."""
+    configuration, writers = evaluation.configuration, evaluation.replicas.writers
+    stated = configuration.pool("rollout").settings.max_running
+    if stated is None or preemptions(evaluation) < 1.0 or evicted_share(evaluation) < WORTH_A_WORD:
+        return []
+    found: list[Evaluation] = []
+    for at in _halves(min(stated, -(-most_at_once(evaluation) // writers)), 1):
+        found.append(judge.evaluate(evaluation.demand, configuration.with_rollout(max_running=at)))
+        if found[-1].rl_step_s > TOO_FEW * evaluation.rl_step_s:
+            break
+    return found
+
+
 def with_less_staleness(judge: Judge, evaluation: Evaluation) -> list[Evaluation]:
     """The same with fewer rl_steps under way than the job's limit allows, where contexts are evicted: halves of it.
 

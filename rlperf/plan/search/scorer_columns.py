@@ -153,7 +153,8 @@ def stage_of(
     """The stage of a scorer whose engine takes ``makespan_s`` for all sequences at hand at once."""
     hides = scorer.overlap
     if hides is None:  # a reference is asked for by the trainer, when it has the batch
-        hidden = any(trainer.framework.reward_hidden > 0 for trainer in context.trainers)
+        frameworks = [trainer.framework for trainer in context.trainers]
+        hidden = any(each.reward_hidden > 0 and not each.scorers_wait for each in frameworks)
         hides = hidden and scorer.kind != "reference"
     longest = Trajectories.of([max(int(t.prompt_tokens.max()) for t in asked.tables)], [scorer.response_tokens])
     alone = replicas.serve(longest, np.zeros(1, dtype=np.int64)).makespan_s

@@ -181,7 +181,7 @@ def ask(job: Jobs, *, folder: Path | None = None, task: str | None = None, to_pl
     restate = partial(as_framework_runs, facts=facts, folder=folder)
     newer = read_as(facts.name, split_name(job.framework)[1], facts.versions)
     warned = (*([newer] if newer else []), *_foreign(facts, context))
-    keyless = facts.keyless("rollout")
+    keyless = facts.keyless("rollout") | facts.keyless("trainer")
     return Question(replace(context, asked=stated, restate=restate, keyless=keyless, warned=warned), facts)
 
 

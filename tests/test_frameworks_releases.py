@@ -264,3 +264,12 @@ def test_trl_puts_responses_alone_through_its_head_since_it_is_fused() -> None:
     )
     head = 2.0 * 65536 * model.vocab * model.hidden / 989.4e12
     assert whole - third > 0.7 * head  # its product at the data sheet's rate, at least
+
+
+def test_a_key_that_areal_renamed_is_of_the_release_that_has_it(tmp_path: Path) -> None:
+    """Until 1.0.4 rejection_sampling was behave_imp_weight_cap: scripts with it were "refused" by main."""
+    text = yaml.safe_dump(nest({**AREAL, "actor.behave_imp_weight_cap": 5.0}.items()))
+    found = read(tmp_path, text, name="grpo.yaml")
+    assert (found.target.version, found.unknown) == ("1.0", ())
+    (unknown,) = read(tmp_path, text, "areal==main", name="grpo.yaml").unknown
+    assert unknown.suggestion == "exists in 1.0"

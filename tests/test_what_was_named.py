@@ -277,3 +277,13 @@ def test_a_larger_loss_that_is_less_certain_is_explained() -> None:
 def test_the_mode_that_people_call_sync_is_named() -> None:
     with pytest.raises(rlperf.SpecError, match="did you mean colocated"):
         rlperf.short_job("Qwen3-8B", 8, mode="sync")
+
+
+@pytest.mark.parametrize(("framework", "parks"), [("trl", False), ("verl", True)])
+def test_parking_is_advised_where_files_can_say_it(framework: str, parks: bool) -> None:
+    """TRL keeps its trainer's states on the devices: it was advised to park them all the same."""
+    job = rlperf.short_job("Qwen3-32B", 8, framework=framework, max_response="8k").stated()
+    trainer = {"layout": {"zero_stage": 3}, "settings": {"parked": False, "token_budget": 10240}}
+    pools = [{"role": "rollout", "settings": {"memory_fraction": 0.9}}, {"role": "trainer", **trainer}]
+    (line,) = [each for each in rlperf.predict_job({**job, "pools": pools}).advice if each.startswith("rollout is ")]
+    assert ("(parked: true)" in line) == parks and "lower memory_fraction" in line

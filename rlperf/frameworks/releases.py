@@ -119,7 +119,10 @@ _AREAL_NEW = (
     *_AREAL_OTHERS.split(),
 )
 
-DRIFT: dict[str, tuple[Entry, ...]] = {"nemo_rl": _NEMO_RL, "trl": _TRL, "openrlhf": OPENRLHF_OLD}
+# behaviour of AReaL, section 9: until 1.0.4 renamed it rejection_sampling
+_AREAL = tuple((f"{role}.behave_imp_weight_cap", "null", "-1.0", "", "float") for role in ("actor", "critic"))
+
+DRIFT: dict[str, tuple[Entry, ...]] = {"areal": _AREAL, "nemo_rl": _NEMO_RL, "trl": _TRL, "openrlhf": OPENRLHF_OLD}
 """Rows that replace all of the same key in a generated table."""
 NOT_BEFORE: dict[str, dict[str, str]] = {
     "areal": dict.fromkeys(_AREAL_NEW, "main"),

@@ -347,7 +347,10 @@ def _too_much(evaluation: Evaluation, memory: dict[Role, MemoryUse], over: list[
         use = memory[role]
         more = human_bytes(use.total - use.allowed)
         held = evaluation.critic_held if role == "critic" else evaluation.held
-        knob = _engine_knob(use) if role == "rollout" or held is None else _trainer_knob(context, evaluation, use, held)
+        if role == "rollout" or held is None:
+            knob = _engine_knob(context, use)
+        else:
+            knob = _trainer_knob(context, evaluation, use, held)
         found.append(f"{role} is {more} over what the risk allows: {knob}")
     return found
 
@@ -423,8 +426,8 @@ def _trainer_knob(context: Context, evaluation: Evaluation, use: MemoryUse, held
     return f"{knob.setting} frees up to {human_bytes(knob.frees_bytes)} ({knob.why})"
 
 
-def _engine_knob(use: MemoryUse) -> str:
+def _engine_knob(context: Context, use: MemoryUse) -> str:
     """What makes room beside the engine."""
-    if use.parts.get("trainer, idle", 0.0) > use.total - use.allowed:
+    if use.parts.get("trainer, idle", 0.0) > use.total - use.allowed and "parked" not in context.keyless:
         return "park the trainer's states in host memory (parked: true), or lower memory_fraction"
     return "lower memory_fraction, or raise tensor_parallel"

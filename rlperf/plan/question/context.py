@@ -101,7 +101,7 @@ class Context:
     restate: Callable[[Job], Job] | None = None
     """What files of the framework make of a job; None: they are asked nothing."""
     keyless: frozenset[str] = frozenset()
-    """Settings of engines that files of the framework cannot state: the job's are what it runs."""
+    """Settings of its pools that files of the framework cannot state: the job's are what it runs."""
     warned: tuple[str, ...] = ()
     """What to know of the framework on these devices before any number."""
     _in_modes: Remembered[Context] = field(default_factory=Remembered, init=False)

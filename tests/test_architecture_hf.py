@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlperf
 from rlperf.cost.parameters import active_parameters, language_parameters, parameters
 from rlperf.errors import SpecError
 from rlperf.specs.architecture import Architecture
@@ -378,3 +379,17 @@ def test_junk_gives_an_architecture_or_a_spec_error(kind: str, junk: dict[str, A
     except SpecError:
         return
     assert active_parameters(arch) <= parameters(arch)
+
+
+def test_a_model_that_gives_scores_is_no_policy(tmp_path: Path) -> None:
+    """A reward model's configuration was planned as a policy that generates; among scorers it is one."""
+    file = tmp_path / "scorer" / "config.json"
+    file.parent.mkdir()
+    data = {"architectures": ["Qwen2ForSequenceClassification"], "model_type": "qwen2", "hidden_size": 896}
+    sizes = {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936}
+    file.write_text(json.dumps({**data, **sizes, "intermediate_size": 4864}))
+    with pytest.raises(SpecError, match=r"task math: scorer gives a sequence a score, and generates nothing"):
+        rlperf.plan_job(model=str(file), gpus=8)
+    scorer = {"name": "rm", "kind": "reward", "architecture": str(file)}
+    plan = rlperf.plan_job(rlperf.short_job("Qwen3-0.6B", 8).stated() | {"scorers": [scorer]})
+    assert plan.phases[0].predicted.scorers

@@ -95,7 +95,8 @@ def test_defaults_of_nemo_rl_by_release() -> None:
     [("trl", "0.20.1", "0.27"), ("trl", "0.29.0", "0.28"), ("trl", "1.3", "1.0"), ("trl", "3.0", "1.16"),
      ("trl", "1.13", "1.11"), ("trl", "main", "1.16"), ("verl", "1.2", "main"), ("skyrl", "0.7", "0.4"),
      ("openrlhf", "0.8.5", "0.9"), ("openrlhf", "0.10.4", "0.10"), ("nemo_rl", "v0.5.0", "0.5"),
-     ("slime", "0.2.4", "0.2"), ("slime", None, "main"), ("areal", "1.0.4", "1.0"), ("areal", "0.5", "1.0")],
+     ("slime", "0.2.4", "0.2"), ("slime", None, "main"), ("areal", "1.0.4", "1.0"), ("areal", "0.5", "1.0"),
+     ("verl", "1", "main"), ("trl", "1", "1.0"), ("trl", "v2", "1.16")],
 )  # fmt: skip
 def test_a_release_is_read_as_the_last_that_changed_anything(framework: str, asked: str | None, read: str) -> None:
     assert key_table(framework).version(asked) == read

@@ -299,3 +299,64 @@ def test_a_configuration_that_is_named_and_not_here_is_told(tmp_path: Path) -> N
         import_config([script])
     script.write_text("python3 -m areal.launcher.local train.py --config gsm8k_grpo.yaml gconfig.n_samples=8\n")
     assert import_config([script]).adapter.name == "areal"
+
+
+CONFIGURATION = """\
+cat > grpo.yaml <<EOF
+data: {{train_batch_size: {0}}}
+actor_rollout_ref: {{rollout: {{name: vllm}}, actor: {{ppo_mini_batch_size: {0}}}, model: {{path: Qwen/Qwen3-8B}}}}
+EOF
+"""
+STARTS = "python -m verl.trainer.main_ppo --config-path . --config-name grpo trainer.nnodes=2\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "prompts"),
+    [
+        (f'N=256\nbash -c "\n{CONFIGURATION.format("$N")}{STARTS}"\n', 256),
+        (f"bash -c '\n{CONFIGURATION.format(32)}'\n{STARTS}", 32),
+        (f"if [ ! -f grpo.yaml ]; then\n{CONFIGURATION.format(64)}fi\n{STARTS}", 64),
+    ],
+    ids=["launched with it", "written by another", "where there is none"],
+)
+def test_a_file_that_is_written_within_is_read(script: str, prompts: int, tmp_path: Path) -> None:
+    """It was taken for a configuration that is not here, so that another release's defaults were predicted."""
+    (tmp_path / "run.sh").write_text(script)
+    read = import_config([tmp_path / "run.sh"])
+    assert (read.run.batch.prompts_per_step, read.run.architecture, read.absent_bases) == (prompts, "Qwen/Qwen3-8B", ())
+
+
+def test_a_file_that_branches_write_otherwise_is_asked_for(tmp_path: Path) -> None:
+    small, large = CONFIGURATION.format(64), CONFIGURATION.format(128)
+    script = tmp_path / "run.sh"
+    script.write_text(f"case $SIZE in\nsmall)\n{small};;\n*)\n{large};;\nesac\n{STARTS}")
+    with pytest.raises(SpecError, match=r"its settings depend on line 1: case \$SIZE has the branches small, \*"):
+        import_config([script])
+    assert import_config([script, Path("SIZE=small")]).run.batch.prompts_per_step == 64
+    script.write_text(f"{small}if [ -f /there ]; then\n{large}fi\n{STARTS}")
+    with pytest.raises(SpecError, match=r"depend on line 5: if \[ -f /there \]"):
+        import_config([script])
+
+
+def test_a_program_of_unsloth_is_refused_by_name(tmp_path: Path) -> None:
+    """It patches TRL: its kernels, its engine and its memory are none that TRL's times hold for."""
+    program = tmp_path / "train.py"
+    program.write_text("from unsloth import FastLanguageModel\nfrom trl import GRPOConfig\nargs = GRPOConfig(seed=1)\n")
+    with pytest.raises(SpecError, match=r"train.py:1: trains with Unsloth"):
+        import_config([program])
+
+
+def test_sections_of_yaml_anchors_are_no_unknown_keys(tmp_path: Path) -> None:
+    """NeMo-RL keeps keys that it does not know; a section that only names values for others is meant so."""
+    file = tmp_path / "grpo.yaml"
+    text = (
+        "mine: {model: &model Qwen/Qwen3-8B, lengths: &lengths 4096}\n"
+        "policy: {model_name: *model, max_total_sequence_length: *lengths, strange: 3}\n"
+        "grpo: {num_prompts_per_step: 16, num_generations_per_prompt: 8}\n"
+    )
+    file.write_text(text)
+    assert [each.key for each in import_config([file], "nemo_rl").unknown] == ["policy.strange"]
+    file.write_text(text.replace("*model", "Qwen/Qwen3-8B").replace("*lengths", "4096"))
+    assert {each.key for each in import_config([file], "nemo_rl").unknown} == {
+        "mine.model", "mine.lengths", "policy.strange"
+    }  # fmt: skip

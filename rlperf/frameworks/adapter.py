@@ -77,6 +77,8 @@ class Source:
     planned: Planned = field(default_factory=Planned)
     worked_out: Mapping[str, str] = field(default_factory=dict)
     """Key -> ``file:line`` where a program works its value out: it is left to its default."""
+    lends: frozenset[str] = frozenset()
+    """Sections at the top of which aliases elsewhere repeat something (YAML's anchors)."""
 
     @property
     def files(self) -> tuple[str, ...]:

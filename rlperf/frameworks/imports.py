@@ -219,7 +219,10 @@ def _unknown(source: Source, target: Target) -> frozenset[str]:
     """Keys that the version does not have, nor the user has added."""
     found = (key for key in source.keys if target.table.find(key, target.version, target.backend) is None)
     table = target.table
-    return frozenset(key for key in found if key not in source.additions and not table.is_section(key, target.version))
+    strange = (key for key in found if key not in source.additions and not table.is_section(key, target.version))
+    keeps = framework_facts(table.framework, target.version).unknown_keys != "error"
+    lends = {name for name in source.lends if keeps and not table.is_section(name, target.version)}
+    return frozenset(key for key in strange if key.partition(".")[0] not in lends)  # others than anchors' own sections
 
 
 def check_keys(source: Source, target: Target) -> tuple[tuple[UnknownKey, ...], tuple[UnknownKey, ...]]:

@@ -101,21 +101,21 @@ class KeyTable:
     _views: dict[tuple[int, str], dict[str, KeySpec]] = field(default_factory=dict, compare=False, repr=False)
 
     def version(self, asked: str | None) -> str:
-        """The tabulated version for what the user wrote: ``v0.9.0`` and ``0.9.2`` are 0.9.
+        """The tabulated version for what the user wrote: ``v0.9.0`` and ``0.9.2`` are 0.9, ``1`` is 1.0.
 
         None, ``main`` and what is newer than every release that is known are the last one (`read_as` says the latter).
         """
         newest = self.versions[-1]
         if asked in self.versions:
             return asked
-        match = re.match(r"v?(\d+)\.(\d+)", str(asked))
-        short = f"{match[1]}.{match[2]}" if match else ""
+        match = re.match(r"v?(\d+)(?:\.(\d+)|$)", str(asked))
+        short = f"{match[1]}.{match[2] or 0}" if match else ""
         if short in self.versions:
             return short
         if asked in (None, "", "main") or len(self.versions) == 1 or beyond(asked, self.versions) > 0:
             return newest
         if match and self.partial:
-            return self._nearest(int(match[1]), int(match[2]))
+            return self._nearest(int(match[1]), int(match[2] or 0))
         raise SpecError(
             Problem(
                 f"{self.framework} version {asked!r} is not tabulated; known: {', '.join(self.versions)}",

@@ -17,7 +17,7 @@ from rlperf.frameworks.scripts.flow import commands, run
 from rlperf.frameworks.scripts.manifest import launching, manifest_of
 from rlperf.frameworks.scripts.python import makes_configuration, read_python
 from rlperf.frameworks.scripts.shell import Word
-from rlperf.frameworks.scripts.typed import override_value, word_value
+from rlperf.frameworks.scripts.typed import override_value, served, serves, word_value
 from rlperf.specs.reader import Document, is_file, parse_document, read_text, reading
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
@@ -51,6 +51,8 @@ class _Gathered:
     written: dict[Path, str] = field(default_factory=dict)
     """Files that a launch script writes, where it says itself what they hold."""
     worked_out: dict[str, str] = field(default_factory=dict)
+    lends: set[str] = field(default_factory=set)
+    """Sections of YAML files of which aliases elsewhere repeat something."""
     _sections: set[str] = field(default_factory=set)
     _first: dict[str, Path] = field(default_factory=dict)
 
@@ -94,6 +96,7 @@ class _Gathered:
             self.folder,
             self.planned,
             {key: where for key, where in self.worked_out.items() if key not in self.keys},
+            frozenset(self.lends),
         )
 
 
@@ -144,7 +147,7 @@ def _read_planned(text: str, path: Path, gathered: _Gathered) -> None:
         if planned.phase:  # what launches an exported file, and answers it, is written beside it
             _read_accelerate(str(path.with_name(f"{path.stem}_accelerate.yaml")), path, gathered)
             if server := gathered.found(path.with_name(f"{path.stem}_server.sh")):
-                gathered.launcher |= next((_served(each) for each in commands(server[1]) if _serves(each)), {})
+                gathered.launcher |= next((served(each) for each in commands(server[1]) if serves(each)), {})
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------
@@ -172,6 +175,7 @@ def _read_yaml(text: str, path: Path, gathered: _Gathered, depth: int = 0) -> No
     for base in _bases(data.get("defaults")):
         _read_base(base, path, document, gathered, depth)
     _read_planned(text, path, gathered)
+    gathered.lends |= document.lends
     flat = flatten({name: value for name, value in data.items() if name not in ("defaults", "hydra")})
     for key in [key for key in flat if key.endswith("._override_")]:
         # NeMo-RL's ``_override_: true``: the section replaces the parent's instead of joining it.
@@ -240,14 +244,16 @@ def _read_commands(text: str, path: Path, gathered: _Gathered, at: int | None = 
         if words[0].text in ("source", ".") and len(words) == 2 and "models/" in words[1].text:
             # not read: what it states beside the launch is the framework's own
             gathered.bases.append(_within_checkout(words[1].text))
-        if _serves(words):  # beside the trainer that it answers, which other commands launch
-            gathered.launcher |= _served(words)
+        if serves(words):  # beside the trainer that it answers, which other commands launch
+            gathered.launcher |= served(words)
         settings = sum(word.text.startswith("--") or bool(_OVERRIDE.match(word.text)) for word in words)
-        launches = not _serves(words) and bool(_entries(words))
+        launches = not serves(words) and bool(_entries(words))
         told = (settings + 100 * launches) * (1 if _is_other(words) else 1000)  # warm-ups beside it are left alone
         if told > score:
             best, score = words, told
             asks = dict.fromkeys([*command.asks, *(ask for word in _launched(words) for ask in word.asks)])
+            named = {Path(word.text.rpartition("=")[2]).name for word in words}  # hydra names a file without its end
+            asks |= {ask: None for name, ask in ran.files_ask.items() if {Path(name).name, Path(name).stem} & named}
     if score == 0:
         raise SpecError(Problem("no command in it starts a framework with settings", str(path)))
     if asks:
@@ -351,8 +357,8 @@ def _is_value(words: Sequence[Word], index: int) -> bool:
 def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     """Everything after the entry point; before it, launchers (ray, accelerate, torchrun) have flags of their own."""
     entries = _entries(words)
-    if _serves(words):
-        gathered.launcher |= _served(words)
+    if serves(words):
+        gathered.launcher |= served(words)
         return
     begin, module = 0, _module_at(words)
     if not entries and module is not None:
@@ -379,22 +385,6 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
             index += _read_flag(word, rest[index:], path, gathered)
         elif override:
             _read_override(override, word, path, gathered)
-
-
-def _serves(words: Sequence[Word]) -> bool:
-    """Whether a command starts TRL's server of engines."""
-    return "vllm-serve" in (word.text for word in words)
-
-
-def _served(words: Sequence[Word]) -> dict[str, Value]:
-    """What ``trl vllm-serve`` is told, as ``vllm-serve.NAME``: GPUs that no key of the trainer speaks of."""
-    flags = (
-        (word.text[2:].partition("="), after.text) for word, after in pairwise(words) if word.text.startswith("--")
-    )
-    return {
-        f"vllm-serve.{name.replace('-', '_')}": word_value(inline if equals else after)  # either spelling is taken
-        for (name, equals, inline), after in flags
-    }
 
 
 def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gathered) -> int:

@@ -246,6 +246,7 @@ class Architecture(Frozen):
         0, ge=0, le=10**12, description="parameters of an audio tower; its seconds are left out"
     )
     prediction_layers: NonNegativeInt = Field(0, description="multi-token prediction layers; not part of the totals")
+    classifies: bool = Field(False, description="its head gives a sequence a score: a reward model, and no policy")
     checkpoint_dtype: str = "bf16"
     published_parameters: int | None = Field(None, description="total as its publisher prints it, for checks")
     published_source: str = Field("", description="where published_parameters is printed, and what it counts")

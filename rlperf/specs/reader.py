@@ -56,10 +56,12 @@ _Loader.yaml_implicit_resolvers = {
 class Document:
     """Parsed data with the line of every key."""
 
-    def __init__(self, data: Any, lines: Mapping[Key, int], file: str) -> None:
+    def __init__(self, data: Any, lines: Mapping[Key, int], file: str, lends: frozenset[str] = frozenset()) -> None:
         self.data = data
         self.lines = lines
         self.file = file
+        self.lends = lends
+        """Names at the top below which something stands that aliases elsewhere repeat."""
 
     def line(self, path: Key) -> int | None:
         """Line of the deepest part of ``path`` that stands in the file."""
@@ -250,7 +252,7 @@ def parse_document(text: str, file: str) -> Document:
         raise _not_yaml(error, file) from error
     except (yaml.YAMLError, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise SpecError(Problem(f"is not valid YAML: {failure(error)}", file)) from error
-    return Document(data, walked.lines, file)
+    return Document(data, walked.lines, file, frozenset(walked.lends))
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, file: str) -> SpecError:
@@ -283,11 +285,16 @@ class _Walk:
         self.lines: dict[Key, int] = {}
         self.problems: list[Problem] = []
         self.values = 0
+        self.lends: set[str] = set()
+        self._first: dict[yaml.Node, Key] = {}
 
     def walk(self, node: yaml.Node, path: Key) -> None:
         """One node and everything below it."""
         self.lines.setdefault(path, node.start_mark.line + 1)
         self.values += 1
+        first = self._first.setdefault(node, path)
+        if first != path and first:
+            self.lends.add(str(first[0]))
         if len(path) > MOST_DEPTH or self.values > MOST_VALUES:
             what = f"is nested more than {MOST_DEPTH} levels deep, or an alias holds itself"
             many = f"holds more than {MOST_VALUES:,} values with its aliases written out"

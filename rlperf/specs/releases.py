@@ -36,9 +36,9 @@ NEWEST = 1 << 30
 
 
 def _number(text: str, otherwise: int) -> tuple[int, int]:
-    """Major and minor number of a release."""
-    found = re.match(r"v?(\d+)\.(\d+)", text.strip())
-    return (int(found.group(1)), int(found.group(2))) if found else (otherwise, otherwise)
+    """Major and minor number of a release, 0 where it has a major one alone; no commit is one."""
+    found = re.match(r"v?(\d+)(?:\.(\d+)|$)", text.strip())
+    return (int(found[1]), int(found[2] or 0)) if found else (otherwise, otherwise)
 
 
 def in_release(spans: Mapping[str, Told], version: str) -> list[Told]:
@@ -55,8 +55,8 @@ def in_release(spans: Mapping[str, Told], version: str) -> list[Told]:
 def beyond(asked: str | None, versions: Sequence[str]) -> int:
     """1 for a release newer than every one of ``versions`` that has a number, -1 for an older one; else 0.
 
-    >>> [beyond(asked, ("1.9", "1.16", "main")) for asked in ("1.17", "v1.16.2", "1.10", "1.8", "main", None)]
-    [1, 0, 0, -1, 0, 0]
+    >>> [beyond(asked, ("1.9", "1.16", "main")) for asked in ("1.17", "v1.16.2", "1.10", "1.8", "main", None, "2")]
+    [1, 0, 0, -1, 0, 0, 1]
     """
     number, known = _number(asked or "", -1), [_number(each, -1) for each in versions if each[0].isdigit()]
     if number[0] < 0 or not known:

@@ -68,11 +68,13 @@ class Ran:
     commands : its own
     handed_on : those in text that it gives to others: ``bash -c "..."``, ``ssh HOST "..."``, ``COMMAND="..." sbatch``
     files : name -> text of those that it writes from here-documents
+    files_ask : name -> the undecided branch that one is written in
     """
 
     commands: list[Command] = field(default_factory=list)
     handed_on: list[Command] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    files_ask: dict[str, str] = field(default_factory=dict)
 
 
 def run(text: str, given: Mapping[str, str] | None = None) -> Ran:
@@ -199,7 +201,14 @@ class _Flow:
         appends = len(texts) < len(words) or any(text.startswith(">>") for text in texts)
         if into and asked in self.documents and (not appends or into[0] in self.ran.files):
             before = self.ran.files[into[0]] if appends else ""
-            self.ran.files[into[0]] = before + self.documents[asked].said(self.shell)
+            self._written({into[0]: before + self.documents[asked].said(self.shell)}, self.undecided[-1:])
+
+    def _written(self, files: Mapping[str, str], asks: Sequence[str]) -> None:
+        """Files that are written now, in an undecided branch or not."""
+        self.ran.files.update(files)
+        for name in files:
+            self.ran.files_ask.pop(name, None)
+            self.ran.files_ask.update(dict.fromkeys([name], asks[0]) if asks else {})
 
     def _hand_on(self, words: Sequence[Word]) -> None:
         """Words of several words, which may be a script of their own: it runs with what is known here."""
@@ -207,8 +216,11 @@ class _Flow:
             text = _OPTION.sub("", word.text)
             if re.search(r"\s", text):
                 inner = _Flow(deepcopy(self.shell), self.functions, undecided=(*self.undecided, *word.asks))
-                inner.depth = self.depth + 1
+                inner.documents, inner.depth = self.documents, self.depth + 1
+                inner.ran.files.update(self.ran.files)
                 inner.block(_parsed(text, word.line))
+                asks = (*self.undecided, *word.asks)[-1:]
+                self._written({n: said for n, said in inner.ran.files.items() if self.ran.files.get(n) != said}, asks)
                 self.ran.handed_on.extend([*inner.ran.commands, *inner.ran.handed_on])
 
     def _said(self, raw: str, line: int) -> list[Word]:
@@ -298,18 +310,25 @@ class _Flow:
         return sum(name.isdigit() for name in self.shell.scalars)
 
     def _ask(self, question: str, bodies: Sequence[Sequence[Statement]]) -> None:
-        """What undecided branches assign hangs on them; what they launch does, too."""
+        """What undecided branches assign hangs on them; what they launch or write does, too."""
+        before, texts = dict(self.ran.files), dict[str, dict[str, None]]()
         for body in bodies:
             other = _Flow(deepcopy(self.shell), self.functions, undecided=(*self.undecided, question))
             other.documents, other.depth = self.documents, self.depth + 1
+            other.ran.files.update(before)
             if other.depth < _DEPTH:
                 other.block(body)
                 self.ran.commands.extend(other.ran.commands)
                 self.ran.handed_on.extend(other.ran.handed_on)
+                for file, text in other.ran.files.items():
+                    texts.setdefault(file, {} if file not in before else {before[file]: None})[text] = None
             for name in {**other.shell.scalars, **other.shell.arrays}:
                 was = self.shell.scalars.get(name), self.shell.arrays.get(name)
                 if was != (other.shell.scalars.get(name), other.shell.arrays.get(name)):
                     self.shell.asks[name] = question
+        for file, each in texts.items():  # of one text alone it is that one, or what was there: nobody knows it
+            if list(each)[-1:] != [before.get(file)]:
+                self._written({file: [*each][-1]}, [question] if len(each) > 1 else self.undecided[-1:])
 
     def _holds(self, condition: Sequence[Statement]) -> bool | None:
         """Whether a condition holds; None where that cannot be said."""

@@ -43,6 +43,9 @@ def read_python(text: str, file: str, environment: Mapping[str, str] | None = No
         tree = ast.parse(text)
     except SyntaxError as error:
         raise SpecError(Problem(f"is no Python: {error.msg}", file, error.lineno)) from None
+    if (line := _imports(tree, "unsloth")) is not None:
+        what = "trains with Unsloth, whose kernels and engine stand in for TRL's: rlperf has no times of them"
+        raise SpecError(Problem(what, file, line, "a file of GRPOConfig's values is read as TRL alone would run it"))
     names: dict[str, ast.expr] = {_VARIABLE + name: ast.Constant(told) for name, told in (environment or {}).items()}
     names |= _assigned(tree)
     found, calls = PythonKeys(), [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -66,6 +69,16 @@ def read_python(text: str, file: str, environment: Mapping[str, str] | None = No
         elif _called(call) == QUANTISED:
             _take(found, {key: given[key] for key in ("load_in_4bit", "load_in_8bit") if key in given}, names)
     return found
+
+
+def _imports(tree: ast.Module, package: str) -> int | None:
+    """The line where a program takes something of a package; None: nowhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            named = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if any(name.partition(".")[0] == package for name in named):
+                return node.lineno
+    return None
 
 
 def makes_configuration(text: str) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 
 import yaml
 
 from rlperf.frameworks.keytable import Value
+from rlperf.frameworks.scripts.shell import Word
 
 _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
 
@@ -53,3 +56,19 @@ def word_value(text: str) -> Value:
         except json.JSONDecodeError:
             return text
     return text
+
+
+def serves(words: Sequence[Word]) -> bool:
+    """Whether a command starts TRL's server of engines."""
+    return "vllm-serve" in (word.text for word in words)
+
+
+def served(words: Sequence[Word]) -> dict[str, Value]:
+    """What ``trl vllm-serve`` is told, as ``vllm-serve.NAME``: GPUs that no key of the trainer speaks of."""
+    flags = (
+        (word.text[2:].partition("="), after.text) for word, after in pairwise(words) if word.text.startswith("--")
+    )
+    return {
+        f"vllm-serve.{name.replace('-', '_')}": word_value(inline if equals else after)  # either spelling is taken
+        for (name, equals, inline), after in flags
+    }

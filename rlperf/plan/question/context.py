@@ -414,6 +414,9 @@ def _task(job: Job, task: Task, architecture: Architecture | None, folder: Path 
     if problems or architecture is None or source is None or found is None:
         raise SpecError(problems)
     check_techniques(job, architecture)
+    if architecture.classifies:
+        what = f"task {task.name}: {architecture.name} gives a sequence a score, and generates nothing"
+        raise SpecError(Problem(what, suggestion="name it among scorers, kind reward, and a policy with its own head"))
     longest = max(batch.longest_tokens for batch in found)
     positions = job.max_positions or architecture.max_positions
     if positions and longest > positions:

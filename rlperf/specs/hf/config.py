@@ -60,6 +60,10 @@ _LIKE = "--like FAMILY, in a job file like: FAMILY, reads it"
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
+_CLASSIFIES = re.compile(r"For(?:Sequence|Token)Classification$")
+"""Classes whose head gives scores, in place of one over the vocabulary."""
+
+
 def looks_like_hf(data: Mapping[str, Any]) -> bool:
     """Whether a JSON object is meant as a Hugging Face configuration (and not as one of ours)."""
     return any(key in data for key in ("model_type", "text_config", *HIDDEN, *LAYERS))
@@ -107,7 +111,9 @@ def from_hf(
         if vision is not None and given.family.modal_experts:
             seen_by = vision.parameters + _image_experts(given, values)
             vision = vision.model_copy(update={"parameters": seen_by})
-        return Architecture(name=name, source=source, family=given.kind, vision=vision, assumed=assumed, **values)
+        scores = any(_CLASSIFIES.search(str(each)) for each in outer.items("architectures"))
+        named = {"name": name, "source": source, "family": given.kind, "classifies": scores}
+        return Architecture(vision=vision, assumed=assumed, **named, **values)
     except ValidationError as error:
         messages = [str(item["msg"]).removeprefix("Value error, ") for item in error.errors(include_url=False)]
         raise SpecError([Problem(message, file) for message in messages]) from error

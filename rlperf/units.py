@@ -177,13 +177,14 @@ def human_seconds(value: float) -> str:
 
     >>> human_seconds(134.2), human_seconds(13.21), human_seconds(0.0041), human_seconds(0.9997), human_seconds(59.97)
     ('2 min 14 s', '13.2 s', '4.1 ms', '1 s', '1 min 0 s')
+    >>> human_seconds(134.8), human_seconds(3599.7), human_seconds(5390.0)
+    ('2 min 15 s', '1 h 0 min', '1 h 30 min')
     """
-    if value < 60:
-        value = float(f"{value:.3g}")  # its unit is that of what is shown
+    value = float(f"{value:.3g}") if value < 60 else round(value)  # its unit is that of what is shown
     if value >= 3600:
-        return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
+        return "{} h {} min".format(*divmod(round(value / 60), 60))
     if value >= 60:
-        return f"{int(value // 60)} min {int(value % 60)} s"
+        return "{} min {} s".format(*divmod(round(value), 60))
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"

@@ -247,7 +247,7 @@ def test_an_asynchronous_plan_speaks_of_pools_that_wait() -> None:
 def test_every_answer_prints_for_people(tmp_path: Path) -> None:
     job = few(rlperf.short_job("Qwen3-8B", 8, "h100", max_response="4k", prompts=32))
     sizing = rlperf.size_job(job, "step<=20min", most_nodes=2)
-    assert str(sizing).startswith("step at most 20 min 0 s: 1 node of dgx_h100: the fewest devices, ")
+    assert str(sizing).startswith("step at most 20 min 0 s: 1 node of dgx_h100, ")
     assert sizing.doubt == ""
     assert sizing.plan is not None and sizing.best is not None and sizing.best.rl_step_s is not None
     between = 0.5 * (sizing.best.rl_step_s + sizing.plan.phases[0].predicted.high_s)

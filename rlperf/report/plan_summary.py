@@ -16,7 +16,7 @@ def amount(value: float, unit: str) -> str:
     """A number of an objective, as times and money are written elsewhere; others with four digits.
 
     >>> amount(477.61, "s"), amount(9.0, "USD"), amount(38450.2, "device-s a million tokens")
-    ('7 min 57 s', '9.00 USD', '38,450 device-s a million tokens')
+    ('7 min 58 s', '9.00 USD', '38,450 device-s a million tokens')
     """
     if unit in ("s", "USD"):
         return human_seconds(value) if unit == "s" else f"{human_usd(value)} USD"

@@ -14,7 +14,7 @@ import pytest
 
 from rlperf.errors import SpecError
 from rlperf.specs import writer
-from rlperf.specs.writer import STALE_S, is_export, write_folder
+from rlperf.specs.writer import STALE_S, check_folder, is_export, write_folder
 
 JOB = """\
 name: small
@@ -145,6 +145,20 @@ def test_a_disk_that_is_full_or_read_only_leaves_the_old(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with pytest.raises(SpecError, match="is a file, a folder is due"):
         write_folder(folder / "plan.yaml", version(1))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_planning(tmp_path: Path) -> None:
+    """The plan was made, printed, and then lost."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = rlperf("plan", "job.yaml", "--out", "job.yaml/plan", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "job.yaml: is a file, a folder is due" in done.stderr
+    check_folder(tmp_path / "new" / "plan")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    if not os.access(closed, os.W_OK):  # root may write anywhere
+        with pytest.raises(SpecError, match="closed: cannot be written: Permission denied"):
+            check_folder(closed / "plan")
 
 
 def rlperf(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

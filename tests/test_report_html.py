@@ -160,6 +160,14 @@ def test_a_borrowed_calibration_is_assumed() -> None:
     assert rows and all(c.standing == ASSUMED and "borrowed from" in c.source for c in rows)
 
 
+def test_points_that_do_not_run_are_not_said_to_differ_in_their_work() -> None:
+    task = {"name": "math", "workload": "math", "prompts_per_step": 16, "max_response_tokens": 2048}
+    job = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task]}
+    grid = {"architecture": ["Qwen3-235B-A22B", "Llama-3.1-405B"]}
+    refused = sweep_job({"job": job, "grid": grid}, workers=1)
+    assert refused.counts == {"infeasible": 2} and unlike(refused) is None
+
+
 def test_sweep_figures_hold_what_nobody_minimises_over(swept: SweepResult) -> None:
     drawings = {drawing.name: drawing for drawing in sweep_drawings(swept)}
     assert {"response_nodes", "response_prompts_per_step", "scaling", "pareto"} <= set(drawings)

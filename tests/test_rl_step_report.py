@@ -36,6 +36,15 @@ def test_lines_of_a_colocated_step_follow_each_other() -> None:
     assert lines[-1][3].endswith("#")
 
 
+def test_bars_take_what_a_narrow_screen_leaves() -> None:
+    """On 60 columns bars were cut at their right end: whatever came late in an rl_step had none."""
+    for screen in (60, 80, 200):
+        lines = timeline_lines(line("colocated"), screen)
+        others = sum(max(len(str(row[k])) for row in lines) for k in range(3))
+        assert {len(bar) for *_, bar in lines} == {min(36, screen - 13 - others)}
+        assert all("#" in bar for *_, bar in lines) and lines[-1][3].endswith("#")
+
+
 @pytest.mark.parametrize("mode", list(MODES))
 def test_figure_of_every_mode(mode: str) -> None:
     svg = step_figure(line(mode), title="one").decode()

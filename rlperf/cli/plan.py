@@ -11,7 +11,8 @@ import typer
 
 from rlperf.cli.asked import AskedJob, asks_job
 from rlperf.cli.output import AsJson, console, print_json, print_table, progress
-from rlperf.errors import InfeasibleError, Problem, SpecError
+from rlperf.errors import InfeasibleError, SpecError
+from rlperf.specs.writer import check_folder
 from rlperf.units import human_seconds
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def plan(
     """
     from rlperf.api import load_job
 
-    if out is not None and out.exists() and not out.is_dir():
-        raise SpecError(Problem("is a file, a folder is due", str(out)))
+    if out is not None:
+        check_folder(out)  # before the planning, not after it
     several = framework is not None and ("," in framework or framework.strip().lower() == "all")
     asked = replace(asked, framework=None if several else framework)
     changes = {**({} if risk is None else {"risk": risk}), **({"bold": True} if bold else {})}

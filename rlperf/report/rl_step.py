@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rlperf.plan.judge.timeline import StepView
 
 WIDTH = 36
+_RULES = 13
+"""Letters that a table of four columns spends on rules and padding."""
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#999999", "#999999", "#BBBBBB",
            "#BBBBBB", "#FFFFFF", "#666666")  # fmt: skip
 """Okabe and Ito's palette by stage code, as in the figure of a plan."""
@@ -57,8 +59,11 @@ def bar(start_s: float, end_s: float, whole_s: float, width: int = WIDTH) -> str
     return (" " * first + "#" * (last - first)).ljust(width)[:width]
 
 
-def timeline_lines(timeline: Timeline) -> list[tuple[str, str, str, str]]:
-    """(pool, stage, seconds, bar) of one rl_step, in the order of begin; ranks of a stage share a line."""
+def timeline_lines(timeline: Timeline, screen: int | None = None) -> list[tuple[str, str, str, str]]:
+    """(pool, stage, seconds, bar) of one rl_step, in the order of begin; ranks of a stage share a line.
+
+    ``screen`` : letters of a line of the table; None: bars have `WIDTH`
+    """
     one = shown(timeline)
     if not one.spans:
         return []
@@ -69,8 +74,10 @@ def timeline_lines(timeline: Timeline) -> list[tuple[str, str, str, str]]:
         mask = (one.pool == pool) & (one.stage == stage) & (one.rl_step == step)
         start, end = float(one.start_s[mask].min()), float(one.end_s[mask].max())
         name = tl.STAGES[stage].replace("_", " ")
-        lines.append((start, one.pools[pool], name, human_seconds(end - start), bar(start, end, whole)))
-    return [line[1:] for line in sorted(lines)]
+        lines.append((start, one.pools[pool], name, human_seconds(end - start), end))
+    rest = sum(max(len(str(line[k])) for line in lines) for k in (1, 2, 3)) + _RULES
+    width = WIDTH if screen is None else max(min(screen - rest, WIDTH), 1)
+    return [(pool, stage, took, bar(start, end, whole, width)) for start, pool, stage, took, end in sorted(lines)]
 
 
 def print_step(view: StepView, screen: Console) -> None:
@@ -78,7 +85,7 @@ def print_step(view: StepView, screen: Console) -> None:
     from rich.table import Table
 
     table = Table("pool", "stage", "time", f"one rl_step, {human_seconds(view.timeline.rl_step_s)}")
-    for line in timeline_lines(view.timeline):
+    for line in timeline_lines(view.timeline, screen.width):
         table.add_row(*line)
     screen.print(table)
     idle = ", ".join(f"{name} {100 * share:.0f} %" for name, share in view.idle_share.items())

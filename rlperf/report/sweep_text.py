@@ -50,7 +50,7 @@ def unlike(found: SweepResult) -> str | None:
     """A warning where the points do not all do the same work, so that the fastest is only the smallest."""
     varied = [short(p) for p in found.checked.varied if p.rpartition(".")[2] in QUESTIONS]
     asked = found.checked.base.get("objective", {}).get("minimize")
-    if not varied or (asked in OBJECTIVES and OBJECTIVES[asked].per_token):
+    if not varied or "ok" not in found.counts or (asked in OBJECTIVES and OBJECTIVES[asked].per_token):
         return None
     named = ", ".join(varied)
     return f"points differ in {named}: they do not do the same work (objective token_time compares per token)"

@@ -44,6 +44,15 @@ def write_atomic(path: Path | str, content: str | bytes | Iterable[bytes], *, ex
     return target
 
 
+def check_folder(folder: Path) -> None:
+    """That a folder is none of another kind and can be made and written, as far as can be told before the work."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise SpecError(Problem("is a file, a folder is due", str(there)))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SpecError(Problem("cannot be written: Permission denied", str(there)))
+
+
 def write_folder(
     target: Path | str, files: Mapping[str, str | bytes], mine: Callable[[str], bool] = lambda _: True
 ) -> tuple[Path, ...]:
@@ -59,8 +68,7 @@ def write_folder(
     SpecError : it is a file, or the disk is full or read-only; the folder is then as it was
     """
     folder = Path(target)
-    if folder.exists() and not folder.is_dir():
-        raise SpecError(Problem("is a file, a folder is due", str(folder)))
+    check_folder(folder)
     with _writing(folder):
         real = folder.resolve()
         real.parent.mkdir(parents=True, exist_ok=True)

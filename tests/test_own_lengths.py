@@ -94,6 +94,46 @@ def test_a_needed_column_of_another_name_is_the_one_to_rename(tmp_path: Path) ->
     assert [problem.suggestion for problem in raised.value.problems] == ["rename input_tokens", "rename output_tokens"]
 
 
+def turns(prompts: int, *, whole: bool = True) -> list[dict[str, object]]:
+    """Two trajectories of two turns for each prompt, counted within it: tools append 7 tokens."""
+    return [
+        {"group": prompt, "trajectory": sample, "turn": turn, "response_tokens": 10 + prompt + turn,
+         "prompt_tokens": 5 if turn == 0 or not whole else 5 + 10 + prompt + 7}
+        for prompt in range(prompts) for sample in range(2) for turn in range(2)
+    ]  # fmt: skip
+
+
+def test_trajectories_counted_within_their_prompt_are_told_apart(tmp_path: Path) -> None:
+    """Those of all prompts were one, of as many turns (rl_steps of 2 min 45 s for 39 s), and tools appended nothing."""
+    table = read_recording(written(tmp_path / "own.jsonl", turns(3))).lengths
+    assert table.trajectory is not None and table.append_tokens is not None
+    assert len(np.unique(table.trajectory)) == 6
+    assert table.append_tokens.tolist() == [7, 0] * 6
+    named = [{**row, "trajectory": f"{row['group']}-{row['trajectory']}"} for row in turns(3)]
+    alike = read_recording(written(tmp_path / "named.jsonl", named[::-1])).lengths
+    assert alike.trajectory is not None and len(np.unique(alike.trajectory)) == 6
+    alone = read_recording(written(tmp_path / "alone.jsonl", [{**row, "group": 0} for row in turns(1)])).lengths
+    assert alone.n_groups == 1
+
+
+def test_a_turn_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(rlperf.SpecError, match="turn 0 of trajectory 0 stands twice"):
+        read_recording(written(tmp_path / "own.jsonl", [{**row, "turn": 0} for row in turns(2)]))
+
+
+def test_turns_that_begin_anew_have_nothing_appended(tmp_path: Path) -> None:
+    assert read_recording(written(tmp_path / "own.jsonl", turns(3, whole=False))).lengths.append_tokens is None
+
+
+def test_tools_whose_time_no_column_says_are_named(tmp_path: Path) -> None:
+    written(tmp_path / "own.jsonl", turns(4))
+    task = {"name": "own", "workload": "own.jsonl", "prompts_per_step": 4, "group_size": 2, "max_response_tokens": 64}
+    job = {"architecture": "Qwen3-0.6B", "cluster": "dgx_h100", "nodes": 1, "tasks": [task]}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    assumed = rlperf.predict_job(tmp_path / "job.yaml").assumed
+    assert "own: recorded, 16 responses; no column tool_latency_s: tools take no time" in assumed
+
+
 def test_what_too_few_or_equal_responses_cannot_tell(tmp_path: Path) -> None:
     """One response was fitted with a spread of 2 % and no word; equal ones were cut by a maximum that nobody stated."""
     rows = plain(32)

@@ -327,9 +327,9 @@ def test_tables_as_notebooks_and_spreadsheets_write_them(tmp_path: Path) -> None
         read_recording(tmp_path / "t.csv")
 
 
-def test_turns_without_what_they_append_say_so(tmp_path: Path) -> None:
+def test_turns_without_what_tools_take_say_so(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("prompt_tokens,response_tokens,turn,trajectory\n3,2,0,0\n5,2,1,0\n")
-    with pytest.raises(SpecError, match="without append_tokens, tool_latency_s"):
+    with pytest.raises(SpecError, match="without tool_latency_s"):
         fit_model(read_recording(tmp_path / "t.csv").lengths)
 
 

@@ -66,14 +66,15 @@ def read_frame(path: Path | str) -> pl.DataFrame:
 
 
 def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:
-    """Columns as dumps of runs have them: `step` for rl_step, and prompts told apart by text (verl's uid)."""
+    """Columns as dumps of runs have them: `step` for rl_step, prompts (verl's uid) and trajectories by text."""
     import polars as pl
 
     if "rl_step" not in frame.columns and "step" in frame.columns and frame["step"].dtype.is_integer():
         frame = frame.rename({"step": "rl_step"})
-    if "group" in frame.columns and frame["group"].dtype == pl.String and not frame["group"].null_count():
-        frame = frame.with_columns(pl.col("group").rank("dense").cast(pl.Int64) - 1)
-    return frame
+    told = [name for name in ("group", "trajectory") if name in frame.columns and frame[name].dtype == pl.String]
+    return frame.with_columns(
+        pl.col([name for name in told if not frame[name].null_count()]).rank("dense").cast(pl.Int64) - 1
+    )
 
 
 def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> LengthTable:
@@ -120,10 +121,36 @@ def sound_rows(frame: pl.DataFrame, source: str, lines: Int | None = None) -> tu
         wrong = marked.select(pl.col("damaged").any().over(of)).to_series().to_numpy()
     frame = frame.filter(~wrong)
     zeros, rows = np.zeros(frame.height, np.int64), np.arange(frame.height)
-    fallback = {"group": rows, "rl_step": zeros, "turn": zeros}
+    apart = frame["trajectory"].to_numpy() if "trajectory" in frame.columns else rows
+    fallback = {"group": apart, "rl_step": zeros, "turn": zeros}
     columns: dict[str, Any] = {n: frame[n].to_numpy() if n in frame.columns else fallback.get(n) for n in COLUMNS}
+    if columns["trajectory"] is not None:
+        columns |= _of_turns(columns, source)
     cap = frame[_CAP].drop_nulls().unique() if _CAP in frame.columns else pl.Series([], dtype=pl.Int64)
     return LengthTable(**columns, max_response_tokens=int(cap[0]) if cap.len() == 1 else None), problems
+
+
+def _of_turns(columns: dict[str, Any], source: str) -> dict[str, Int]:
+    """Trajectories that are counted within their prompt told apart, and what tools appended where no column says it:
+    what the context of the next turn has beyond this turn's and its response."""
+    keys = [columns[name] for name in ("trajectory", "group", "rl_step")]
+    for several in (keys[:1], keys):
+        trajectory = np.unique(np.stack(several), axis=1, return_inverse=True)[1].reshape(-1)
+        order = np.lexsort((columns["turn"], trajectory))
+        goes_on = np.diff(trajectory[order]) == 0
+        if not (twice := goes_on & (np.diff(columns["turn"][order]) == 0)).any():
+            break
+    else:
+        row = int(order[:-1][twice][0])
+        told = f"turn {columns['turn'][row]} of trajectory {keys[0][row]} stands twice"
+        raise SpecError(Problem(told, source, suggestion="a column turn counts the turns of each, from 0"))
+    found = {"trajectory": trajectory}
+    if columns["append_tokens"] is None and goes_on.any():
+        beyond = np.diff(columns["prompt_tokens"][order]) - columns["response_tokens"][order][:-1]
+        if (beyond[goes_on] >= 0).mean() > 0.5:  # else every turn begins anew, and what tools said is not told
+            found["append_tokens"] = np.zeros(order.size, np.int64)
+            found["append_tokens"][order[:-1][goes_on]] = np.maximum(beyond[goes_on], 0)
+    return found
 
 
 def _check_columns(frame: pl.DataFrame, source: str) -> None:

@@ -157,6 +157,8 @@ class LengthSource:
         if self.recording is not None:
             unread = ", ".join(self.recording.unread[:8])
             said = f"{self.task.name}: recorded, {self.recording.lengths.n:,} responses"
+            if self.turns > 1 and self.recording.lengths.tool_latency_s is None:
+                said += "; no column tool_latency_s: tools take no time"
             return said + (f"; columns that are not read: {unread}" if unread else "")
         return f"{self.task.name}: lengths {self.model.provenance.headline()}"
 

@@ -62,6 +62,17 @@ def test_a_gpu_s_file_has_its_name(tmp_path: Path) -> None:
     assert "or write `name: half_h100`" in str(told.value)
 
 
+def test_a_cluster_s_file_has_its_name(tmp_path: Path) -> None:
+    """Asked for by its file's name, it was "there is no cluster named pigeon", which is what stands in it."""
+    (tmp_path / "clusters").mkdir()
+    file = tmp_path / "clusters" / "ours.yaml"
+    stated = {"device": "h100", "devices_per_node": 8, "network": "ib_ndr", "host_memory": "2 TiB"}
+    file.write_text(yaml.safe_dump({"name": "pigeon", **stated}))
+    with pytest.raises(SpecError, match=r"ours\.yaml:\d: name: 'pigeon' .*rename the file to pigeon\.yaml"):
+        ask(saved({**JOB, "cluster": "ours"}, tmp_path))
+    assert ask(saved({**JOB, "cluster": "clusters/ours.yaml"}, tmp_path)).context.cluster.name == "pigeon"
+
+
 @pytest.mark.parametrize(
     ("stated", "written", "says"),
     [

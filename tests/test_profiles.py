@@ -19,9 +19,9 @@ from rlperf.specs.calibration import load_device_calibration
 from rlperf.specs.cluster import Device
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware, timed_relative
+from rlperf.specs.labels import product_words
 from rlperf.specs.profiles import (
     _aliases,
-    _product,
     find_profile,
     load_cluster,
     load_device,
@@ -410,5 +410,5 @@ def test_a_device_is_found_by_the_name_that_its_driver_prints(printed: str, devi
 
 def test_no_two_devices_share_a_drivers_name() -> None:
     files = [find_profile("devices", name) for name in profile_names("devices")]
-    words = [(_product(name), file) for file in files for name in {file.stem, *_aliases(file)}]
+    words = [(product_words(name), file) for file in files for name in {file.stem, *_aliases(file)}]
     assert len({each for each, _ in words}) == len(set(words))

@@ -23,6 +23,16 @@ SHOWN = 6
 SAME_SIZE = 1.25
 """Ratio of two sizes up to which one may be meant by the other."""
 _SIZE = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b")
+GIGABYTES = re.compile(r"(\d)_?gb\b")
+"""``a100_80gb`` is ``a100_80g``."""
+_SOCKET = re.compile(r"^(sxm)\d$")
+_TELLING_NOTHING = frozenset(
+    {
+        "nvidia", "geforce", "tesla", "amd", "instinct", "oam", "huawei", "intel",
+        "hbm2", "hbm2e", "hbm3", "hbm3e", "ac", "blackwell", "generation", "edition",
+    }
+)  # fmt: skip
+"""Words of drivers' names that no two devices differ in."""
 
 
 def key(name: str) -> str:
@@ -32,6 +42,16 @@ def key(name: str) -> str:
     'llama_3.1_8b'
     """
     return "_".join(name.strip().lower().replace("-", " ").replace("_", " ").split())
+
+
+def product_words(name: str) -> frozenset[str]:
+    """The words that tell a device from others, in any order, of a profile's name or a driver's (nvidia-smi, rocm-smi).
+
+    >>> sorted(product_words("NVIDIA A100-SXM4-80GB")), sorted(product_words("NVIDIA H100 80GB HBM3"))
+    (['80g', 'a100', 'sxm'], ['80g', 'h100'])
+    """
+    words = (GIGABYTES.sub(r"\1g", word) for word in key(name).split("_"))
+    return frozenset(_SOCKET.sub(r"\1", word) for word in words) - _TELLING_NOTHING
 
 
 class Changes(Frozen):

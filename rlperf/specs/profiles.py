@@ -20,7 +20,7 @@ from rlperf.errors import Problem, SpecError, nearest
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.hf.config import from_hf, looks_like_hf
-from rlperf.specs.labels import LabelReading, key, last_part, meant_by, read_label
+from rlperf.specs.labels import GIGABYTES, LabelReading, key, last_part, meant_by, product_words, read_label
 from rlperf.specs.reader import (
     as_path,
     below,
@@ -31,21 +31,10 @@ from rlperf.specs.reader import (
     read_document,
     read_spec,
     read_text,
-    validate,
 )
 
 _Named = TypeVar("_Named")
 PACKAGE = Path(__file__).resolve().parent.parent
-_GIGABYTES = re.compile(r"(\d)_?gb\b")
-"""``a100_80gb`` is ``a100_80g``."""
-_SOCKET = re.compile(r"^(sxm)\d$")
-_TELLING_NOTHING = frozenset(
-    {
-        "nvidia", "geforce", "tesla", "amd", "instinct", "oam", "huawei", "intel",
-        "hbm2", "hbm2e", "hbm3", "hbm3e", "ac", "blackwell", "generation", "edition",
-    }
-)  # fmt: skip
-"""Words of drivers' names that no two devices differ in."""
 _ALIASES = re.compile(r"^aliases:\s*\[(.*)\]\s*$", re.MULTILINE)
 
 
@@ -115,12 +104,12 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     if wanted in known:
         return known[wanted]
     aliases = {alias: path for path in known.values() for alias in _aliases(path)} if kind == "devices" else {}
-    for spelling in (wanted, _GIGABYTES.sub(r"\1g", wanted)):
+    for spelling in (wanted, GIGABYTES.sub(r"\1g", wanted)):
         if spelling in aliases:
             return aliases[spelling]
     if kind == "devices":
-        products = {_product(each): path for each, path in (known | aliases).items()}
-        if found := products.get(_product(name)):
+        products = {product_words(each): path for each, path in (known | aliases).items()}
+        if found := products.get(product_words(name)):
             return found
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
@@ -135,16 +124,6 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
     listed = f"`rlperf profiles list {kind}` names all {len(known)}{given}"
     hint = f"did you mean {spelt[near]}{said}?" if near else listed
     raise SpecError(Problem(f"there is no {noun} named {name!r}", suggestion=hint))
-
-
-def _product(name: str) -> frozenset[str]:
-    """The words that tell a device from others, in any order, of a profile's name or a driver's (nvidia-smi, rocm-smi).
-
-    >>> sorted(_product("NVIDIA A100-SXM4-80GB")), sorted(_product("NVIDIA H100 80GB HBM3"))
-    (['80g', 'a100', 'sxm'], ['80g', 'h100'])
-    """
-    words = (_GIGABYTES.sub(r"\1g", word) for word in key(name).split("_"))
-    return frozenset(_SOCKET.sub(r"\1", word) for word in words) - _TELLING_NOTHING
 
 
 @cache
@@ -178,12 +157,16 @@ def stamp(path: Path) -> tuple[int, int]:
 @cache
 def _device(path: Path, _version: tuple[int, int]) -> Device:
     """A device's file, which must have the name that clusters and plans will look it up by."""
-    document = read_document(path)
-    device = validate(document, Device)
-    if key(device.name) != key(path.stem):
-        hint = f"rename the file to {device.name}{path.suffix}, or write `name: {path.stem}`"
-        raise SpecError(document.problem(("name",), f"{device.name!r} is found by a file of that name alone", hint))
+    device = read_spec(path, Device)
+    _check_name(device.name, path)
     return device
+
+
+def _check_name(name: str, path: Path) -> None:
+    if key(name) != key(path.stem):
+        hint = f"rename the file to {name}{path.suffix}, or write `name: {path.stem}`"
+        said = f"{name!r} is found by a file of that name alone"
+        raise SpecError(read_document(path).problem(("name",), said, hint))
 
 
 @cache
@@ -244,6 +227,8 @@ def load_cluster(
     else:
         path = _cluster_file(name_or_path, folder)
         cluster = _cluster(path, stamp(path))
+        if not (isinstance(name_or_path, Path) or is_path(name_or_path)):
+            _check_name(cluster.name, path)
         _named_in(path, "device", partial(load_device, cluster.device, folder))
     _named_in(path, "network", partial(load_link, cluster.network, folder))
     changes = {"nodes": nodes, "devices_per_node": devices_per_node}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from rlperf.api import plan_job
 from rlperf.plan.answer.plan import Plan
-from rlperf.plan.judge import decisions, tuning, value
+from rlperf.plan.judge import decisions, finalists, tuning, value
 from rlperf.plan.judge.engine_cache import with_all_running
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.question.context import Context
@@ -81,11 +82,34 @@ def test_the_best_of_every_mode_is_tuned(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(value, "judged_objective", lambda _, e: e.value)
     monkeypatch.setattr(value, "_price", lambda *_: 0.0)
     judged = tuple(
-        SimpleNamespace(value=value, configuration=SimpleNamespace(mode=mode, variant=("bf16",)))
+        SimpleNamespace(value=value, configuration=SimpleNamespace(alternative=(mode, "fsdp2", "bf16")))
         for mode, value in (("async", 1.0), ("async", 2.0), ("async", 3.0), ("colocated", 5.0), ("colocated", 4.0))
     )
     best = tuning._best(None, judged, 2)  # type: ignore[arg-type]
     assert [each.value for each in best] == [1.0, 2.0, 4.0, 5.0]  # type: ignore[attr-defined]
+
+
+def test_a_rival_alternative_is_judged_as_if_it_were_stated_and_few_of_one_far_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five candidates each of three backends, 0, 4 and 6 % above the best."""
+    monkeypatch.setattr(finalists, "_grid", lambda one: one.name)
+    named = [(backend, number) for number in range(5) for backend in ("best", "rival", "behind")]
+    above = {"best": 0.0, "rival": 0.04, "behind": 0.06}
+    screened: Any = SimpleNamespace(
+        configurations=[SimpleNamespace(alternative=("async", each[0]), name=each) for each in named],
+        priced=np.array([100.0 * (1.0 + above[backend]) + number for backend, number in named]),
+    )
+    found = Counter(name[0] for name in {one.name for one in finalists._of_each_alternative(screened, 16)})
+    assert found == {"best": 5, "rival": 5, "behind": 3}
+
+
+def test_scoring_is_not_timed_anew_where_it_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An rl_step of 130 s, 20 s of it scoring: 110 s without, which is near 105 and not near 100."""
+    monkeypatch.setattr(tuning, "judged_objective", lambda _, e: e.rl_step_s)
+    trainer = SimpleNamespace(scoring_s=np.array([20.0]), values_s=np.zeros(1))
+    evaluation: Any = SimpleNamespace(rl_step_s=130.0, trainer=trainer)
+    assert [tuning._may_win(None, evaluation, least) for least in (105.0, 100.0)] == [True, False]  # type: ignore[arg-type]
 
 
 def test_all_at_once_is_tried_with_every_engine_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +121,7 @@ def test_all_at_once_is_tried_with_every_engine_near_the_best(monkeypatch: pytes
             value=value,
             configuration=SimpleNamespace(
                 mode=mode,
-                variant=("bf16",),
+                alternative=(mode, "fsdp2", "bf16"),
                 pool=lambda _, layout=layout: SimpleNamespace(
                     layout=layout, settings=SimpleNamespace(memory_fraction=0.9)
                 ),

@@ -17,6 +17,9 @@ ALIKE_BUT = {"activation_recompute": "none", "offload": "none", "microbatch": 1}
 """What layouts of one grid may differ in."""
 ALIKE = 3
 """Best candidates that are judged although another of their grid is."""
+RIVAL, FEW = 1.05, 3
+"""How far above the best screened objective another mode, backend or variant may be that is judged as if it were
+stated, and how many are of one that is further."""
 NEAR = 1.03
 """How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
 
@@ -37,14 +40,7 @@ def finalists_of(context: Context, screened: Screened, share: int) -> list[Confi
     best = [c for found in kept.values() for c in _of_each_grid(found, share if len(kept) == 1 else each)]
     if apart:
         return best
-    kinds: dict[tuple[str, str | None], list[Configuration]] = {}
-    variants: dict[tuple[object, ...], list[Configuration]] = {}
-    for configuration in screened.configurations:
-        variants.setdefault(configuration.variant, []).append(configuration)
-        backend = configuration.pool("trainer").settings.backend
-        kinds.setdefault((configuration.mode, backend), []).append(configuration)
-    # what is open is judged as if it were stated: an open precision is no worse than any of its values
-    best += [c for found in variants.values() for c in _of_each_grid(found, share if len(variants) > 1 else 0)]
+    best += _of_each_alternative(screened, share)
     best += [c for found in _beside_the_best(screened.configurations) for c in _of_each_grid(found, share)]
     fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
     near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
@@ -52,8 +48,21 @@ def finalists_of(context: Context, screened: Screened, share: int) -> list[Confi
     replicas: dict[int, Configuration] = {}
     for configuration in near:
         replicas.setdefault(configuration.pool("trainer").layout.data_parallel, configuration)
-    rest = (c for found in kinds.values() for c in found[:3])
-    return list(dict.fromkeys([*best, *rest, *fastest, *replicas.values(), *_of_each_recompute(near)]))
+    return list(dict.fromkeys([*best, *fastest, *replicas.values(), *_of_each_recompute(near)]))
+
+
+def _of_each_alternative(screened: Screened, share: int) -> list[Configuration]:
+    """Of every mode, trainer backend and variant what would be judged if it were stated, a few where it is far behind.
+
+    What is open is then no worse than any of its values: closed forms of one backend are off otherwise than another's.
+    """
+    kept: dict[tuple[object, ...], list[Configuration]] = {}
+    least: dict[tuple[object, ...], float] = {}
+    for configuration, priced in zip(screened.configurations, screened.priced.tolist(), strict=True):
+        kept.setdefault(configuration.alternative, []).append(configuration)
+        least[configuration.alternative] = min(priced, least.get(configuration.alternative, priced))
+    rival = {each for each, priced in least.items() if priced <= RIVAL * screened.priced[0] and len(least) > 1}
+    return [c for each, own in kept.items() for c in (_of_each_grid(own, share) if each in rival else own[:FEW])]
 
 
 def _beside_the_best(found: Sequence[Configuration]) -> list[list[Configuration]]:

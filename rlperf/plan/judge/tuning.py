@@ -11,8 +11,8 @@ from rlperf.plan.judge.at_once import FEWER, with_fewer_at_once, with_less_stale
 from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart, without_recompute
 from rlperf.plan.judge.engine_cache import tuned_engines, with_less_cache, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
-from rlperf.plan.judge.finalists import NEAR
-from rlperf.plan.judge.value import valued
+from rlperf.plan.judge.finalists import NEAR, RIVAL
+from rlperf.plan.judge.value import judged_objective, valued
 from rlperf.plan.question.context import Context
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import Screened
@@ -49,10 +49,10 @@ def tuned(
     engines = tuned_engines(judge, _best_of_each_engine(context, judged))
     judged = judge_all(judge, demands, [*budgets, *engines], facts, quiet, judged)
     judged = judge_all(judge, demands, _with_the_best_trainer(context, screened, judged), facts, quiet, judged)
-    smaller = [c for one in _best(context, judged, 1) for c in with_less_cache(judge, one)]
+    smaller = [c for one in _best_engines(context, judged) for c in with_less_cache(judge, one)]
     judged = judge_all(judge, demands, smaller, facts, quiet, judged)
     bounds = facts.states_trajectories if facts else ""
-    crowded = [fewer for one in _best(context, judged, 1) for fewer in _fewer_at_once(judge, one, screened, bounds)]
+    crowded = [few for one in _best_engines(context, judged) for few in _fewer_at_once(judge, one, screened, bounds)]
     return judged + tuple(crowded)
 
 
@@ -116,8 +116,17 @@ def judge_all(
     if facts is not None and facts.states_stages:
         judged(judge.staged(evaluation) for evaluation in [*found.values()][len(before) :])
     if facts is not None and facts.states_scoring:
-        judged(scored_apart(judge, evaluation) for evaluation in [*found.values()][len(before) :])
+        least = min((judged_objective(judge.context, each) for each in found.values()), default=0.0)
+        near = [each for each in [*found.values()][len(before) :] if _may_win(judge.context, each, least)]
+        judged(scored_apart(judge, each) for each in near)
     return tuple(found.values())
+
+
+def _may_win(context: Context, evaluation: Evaluation, least: float) -> bool:
+    """Whether an evaluation would be near the ``least`` objective if it scored in no time."""
+    scoring_s = np.maximum(evaluation.trainer.scoring_s, evaluation.trainer.values_s).mean()
+    without = 1.0 - float(scoring_s) / evaluation.rl_step_s
+    return without * judged_objective(context, evaluation) <= RIVAL * least
 
 
 def _ranked(context: Context, evaluations: tuple[Evaluation, ...]) -> list[tuple[Evaluation, float]]:
@@ -127,11 +136,19 @@ def _ranked(context: Context, evaluations: tuple[Evaluation, ...]) -> list[tuple
 
 
 def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> list[Evaluation]:
-    """The ``count`` that judge best of every mode and variant, beaten path and all: as if what is open were stated."""
+    """The ``count`` that judge best of every alternative, beaten path and all: as if what is open were stated."""
     kept: dict[tuple[object, ...], list[Evaluation]] = {}
     for one, _ in _ranked(context, evaluations):
-        kept.setdefault((one.configuration.mode, *one.configuration.variant), []).append(one)
+        kept.setdefault(one.configuration.alternative, []).append(one)
     return [one for own in kept.values() for one in own[:count]]
+
+
+def _best_engines(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:
+    """The best of every mode and variant, whatever trains: what is then changed are its engines alone."""
+    kept: dict[tuple[object, ...], Evaluation] = {}
+    for one, _ in _ranked(context, evaluations):
+        kept.setdefault((one.configuration.mode, *one.configuration.variant), one)
+    return [*kept.values()]
 
 
 def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:
@@ -139,7 +156,7 @@ def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) 
     least: dict[tuple[object, ...], float] = {}
     kept: dict[tuple[object, ...], Evaluation] = {}
     for one, priced in _ranked(context, evaluations):
-        alike = one.configuration.mode, *one.configuration.variant
+        alike = one.configuration.alternative
         near = NEAR_STREAMED if MODES[one.configuration.mode].streams else NEAR
         if priced <= near * least.setdefault(alike, priced):
             engine = one.configuration.pool("rollout")

@@ -78,6 +78,11 @@ class Configuration:
         return (*caches, engine.prefill_replicas, engine.borrows, streamed)
 
     @property
+    def alternative(self) -> tuple[object, ...]:
+        """What closed forms are off by as a whole: mode, trainer backend and `variant`."""
+        return (self.mode, self.pool("trainer").settings.backend, *self.variant)
+
+    @property
     def shares_memory(self) -> bool:
         """Whether engines stand beside the trainer's states: on shared devices, or on those that it lends."""
         return MODES[self.mode].shares_devices or bool(self.pool("rollout").settings.borrows)

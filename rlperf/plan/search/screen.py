@@ -36,7 +36,7 @@ from rlperf.told import Tell
 
 FINALISTS = 64
 """Pairs per slot that the judge may look at; the screen keeps this many of the best."""
-PER_KIND = 8
+PER_KIND = 16
 """Pairs of every mode and trainer backend that are kept beside them, and of those that are fastest by themselves."""
 PER_VARIANT = 16
 """Pairs of every precision and prefix caching that are kept where several are open: as many as if it were stated."""

@@ -6,13 +6,13 @@ Run: python -m studies.metamorphic.run [PAIRS] [SEED]   (500 pairs by default, a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from rlperf.api import ask
+from rlperf.api import ask, size_job
 from rlperf.errors import InfeasibleError, RlperfError, SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.registry import FRAMEWORKS
@@ -50,6 +50,8 @@ class Pair:
     equal: bool = False
     scale: float = 1.0
     """Objective of the second over the first's, where they are equal."""
+    sizes: tuple[Sequence[str], Sequence[str]] | None = None
+    """Clusters that each is sized over; None: both are planned."""
 
     @property
     def excess(self) -> float | None:
@@ -57,12 +59,17 @@ class Pair:
 
         A second that cannot be planned is infinitely worse.
         """
-        first = objective(self.first)
+        first, second = self._objectives()
         if first is None:
             return None
-        second = objective(self.second, self.change)
         ratio = float("inf") if second is None else second / (first * self.scale)
         return abs(ratio - 1.0) if self.equal else ratio - 1.0
+
+    def _objectives(self) -> tuple[float | None, float | None]:
+        if self.sizes:
+            return cheapest(self.first, self.sizes[0]), cheapest(self.second, self.sizes[1])
+        first = objective(self.first)
+        return first, None if first is None else objective(self.second, self.change)
 
     def holds(self, excess: float) -> bool:
         """Whether the rule is kept."""
@@ -83,6 +90,12 @@ def objective(data: Data, change: Change | None = None) -> float | None:
         return plan_job(context, facts=question.facts).objective
     except InfeasibleError:
         return None
+
+
+def cheapest(data: Data, clusters: Sequence[str]) -> float | None:
+    """USD per rl_step of the cheapest of some clusters, up to two nodes of each; None where none runs the job."""
+    best = size_job(Job.model_validate(data), "usd/step<=1000", clusters=clusters, most_nodes=2).best
+    return None if best is None else best.usd_per_step
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -164,6 +177,41 @@ def unpinned(random: Random, jobs: Jobs = job) -> Pair:
     return Pair("unpin", f"{role} {name} {value}", with_pool(data, role, part, **{name: value}), data)
 
 
+def both_opened(random: Random) -> Pair:
+    """Two values pinned, and both open."""
+    data = jobs = job(random)
+    words = []
+    for role, part, name, values in random.sample(OPEN, 2):
+        value = random.choice(values)
+        data, jobs = (with_pool(each, role, part, **{name: v}) for each, v in ((data, value), (jobs, list(values))))
+        words.append(f"{role} {name} {value}")
+    return Pair("both open", ", ".join(words), data, jobs)
+
+
+def agents(random: Random) -> Pair:
+    """Agents whose files say how many are under way: so many, or places, or memory, pinned; and open."""
+    data = job(random)
+    while data["framework"] not in ("slime", "areal"):
+        data = job(random)
+    own = {**data["tasks"][0], "workload": random.choice(["software_engineering", "searching", "tool_use"])}
+    data = {**data, "tasks": [{**own, "max_prompt_tokens": 4096, "max_response_tokens": random.choice([2048, 8192])}]}
+    few = random.choice([32, 64, 128])
+    first = random.choice([
+        {**data, "tasks": [{**data["tasks"][0], "max_trajectories": few}]},
+        with_pool(data, "rollout", "settings", max_running=few),
+        with_pool(data, "rollout", "settings", memory_fraction=random.choice([0.5, 0.7, 0.9])),
+        with_pool(data, "rollout", "layout", tensor_parallel=random.choice([1, 2, 4])),
+    ])  # fmt: skip
+    return Pair("agents", f"{few}, {data['modes'][0]}", first, data)
+
+
+def more_clusters(random: Random) -> Pair:
+    """A cluster to be sized over, and two of them, at prices of their own."""
+    data = {**job(random), "nodes": 1, "modes": ["colocated"]}
+    one, other = (f"{name}={random.choice([1.0, 2.0, 4.0])}" for name in random.sample(CLUSTERS, 2))
+    return Pair("size", f"{one} -> {one}, {other}", data, data, sizes=([one], [one, other]))
+
+
 def more_modes(random: Random) -> Pair:
     """One mode, and one more to choose from."""
     data = {**job(random), "nodes": 2}
@@ -183,13 +231,17 @@ def more_trainers(random: Random) -> Pair:
 
 
 def more_batches(random: Random) -> Pair:
-    """One mini-batch, and several to choose from."""
-    data = job(random)
-    prompts = data["tasks"][0]["prompts_per_step"]
-    minis = [mini for mini in (16, 32, 64, 128) if mini <= prompts]
-    one = random.choice(minis)
-    jobs = [{**data, "tasks": [{**data["tasks"][0], "mini_batch": mini}]} for mini in (one, minis)]
-    return Pair("mini_batch", f"{one} -> {minis}", jobs[0], jobs[1])
+    """One mini-batch, group size, number of prompts or maximum length, and several to choose from."""
+    data = {**job(random), "objective": {"minimize": "token_time", "bold": True}}
+    data["limits"] = {**data["limits"], "truncated_fraction": 1.0}
+    own = {**data["tasks"][0], "mini_batch": 16}
+    name, values = random.choice([
+        ("mini_batch", [mini for mini in (16, 32, 64, 128) if mini <= own["prompts_per_step"]]),
+        ("group_size", [4, 8, 16]), ("prompts_per_step", [32, 48, 64]), ("max_response_tokens", [1024, 2048, 4096]),
+    ])  # fmt: skip
+    one = random.choice(values)
+    jobs = [{**data, "tasks": [{**own, name: each}]} for each in (one, values)]
+    return Pair("batches", f"{name} {one} -> {values}", jobs[0], jobs[1])
 
 
 def more_nodes(random: Random) -> Pair:
@@ -285,8 +337,9 @@ def fewer_tasks(random: Random) -> Pair:
 
 
 RULES: tuple[Callable[[Random], Pair], ...] = (
-    opened, opened, opened, opened, unpinned, unpinned, more_modes, more_trainers, more_batches, more_nodes, more_nodes,
-    better_device, better_device, better_device, looser_limit, lighter, cheaper, reordered, rewritten, fewer_tasks,
+    opened, opened, both_opened, both_opened, unpinned, unpinned, agents, more_modes, more_trainers, more_batches,
+    more_nodes, better_device, better_device, looser_limit, lighter, cheaper, more_clusters, reordered, rewritten,
+    fewer_tasks,
 )  # fmt: skip
 """Makers of pairs; what is opened most often stands several times."""
 

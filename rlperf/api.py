@@ -91,8 +91,18 @@ def job_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Path:
 
 
 def given(job: Jobs) -> Jobs:
-    """A plan where its dict is given (`Plan.to_dict`); all else as it is."""
+    """A plan where its dict is given (`Plan.to_dict`), a job checked; all else as it is."""
+    if isinstance(job, Job):
+        return _checked(job)
     return (plan_in(Document(dict(job), {}, "plan")) or job) if isinstance(job, Mapping) else job
+
+
+def _checked(job: Job) -> Job:
+    """A job of which fields may have been changed by pydantic's `model_copy`, which looks at none of them."""
+    if unknown := sorted(vars(job).keys() - Job.model_fields.keys()):
+        raise SpecError(Problem(f"job: {name}: unknown field", suggestion=did_you_mean(name, Job.model_fields))
+                        for name in unknown)  # fmt: skip
+    return _from_fields(job.model_dump(exclude_unset=True, warnings=False))
 
 
 def _from_fields(fields: Mapping[str, Any]) -> Job:

@@ -475,6 +475,23 @@ def test_fields_stand_beside_words_that_do_not_say_them() -> None:
     assert [problem.suggestion for problem in raised.value.problems][1] == "did you mean max_response?"
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"nodez": 1}, "job: nodez: unknown field (did you mean nodes?)"),
+        ({"nodes": "two"}, "job: nodes: "),
+        ({"tasks": [{"name": "math", "workload": "math"}]}, "job: tasks.0.prompts_per_step: is missing"),
+    ],
+)
+def test_a_job_that_was_copied_with_changes_is_checked(changes: dict[str, Any], says: str) -> None:
+    """`model_copy`, which loops of notebooks use, checks nothing: names were passed over, values were a TypeError."""
+    with pytest.raises(SpecError, match=re.escape(says)):
+        ask(JOB.model_copy(update=changes))
+    assert ask(JOB.model_copy(update={"nodes": 2})).job.nodes == 2
+    task = {**JOB.tasks[0].model_dump(exclude_unset=True), "prompts_per_step": 32}
+    assert ask(JOB.model_copy(update={"tasks": [task]})).job.tasks[0].prompts_per_step == (32,)
+
+
 def test_every_answer_is_plain_data_a_frame_and_a_table(tmp_path: Path) -> None:
     """What the reference promises of all answers held for half of them."""
     why = rlperf.explain(JOB)

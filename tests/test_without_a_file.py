@@ -12,6 +12,7 @@ import pytest
 import rlperf
 from rlperf.api import job_of
 from rlperf.cli import main
+from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
 from rlperf.specs.reader import parse_document, validate
 from rlperf.specs.short_job import cluster_of, job_text, options_for, short_job
@@ -267,3 +268,17 @@ def test_tokens_are_written_as_16k_in_files_and_sweeps_too() -> None:
     grid = {"tasks.*.max_response_tokens": ["4k", 8192], "tasks.*.max_prompt_tokens": "2k", "nodes": [1, 2]}
     swept = Sweep(job=job, grid=grid).grid
     assert swept == {"tasks.*.max_response_tokens": [4096, 8192], "tasks.*.max_prompt_tokens": 2048, "nodes": [1, 2]}
+
+
+def test_token_budgets_are_written_so_too() -> None:
+    """`max_response_tokens: 8k` was read, and `token_budget: 16k` beside it "not a positive whole number"."""
+    settings = {"token_budget": ["16k", 24576], "scoring_token_budget": "32k"}
+    pools = [{"role": "trainer", "settings": settings}, {"role": "rollout", "settings": {"engine_token_budget": "8k"}}]
+    job = job_of({**short_job(**SMALL).model_dump(mode="json", exclude_none=True), "pools": pools}, {})
+    assert isinstance(job, Job)
+    trainer, rollout = job.pool("trainer").settings, job.pool("rollout").settings
+    assert (trainer.token_budget, trainer.scoring_token_budget) == ((16384, 24576), 32768)
+    assert rollout.engine_token_budget == 8192
+    assert Sweep(job=job, grid={"pools.trainer.settings.token_budget": ["8k"]}).grid == {
+        "pools.trainer.settings.token_budget": [8192]
+    }

@@ -152,12 +152,13 @@ def counted(given: Any) -> Any:
     return given
 
 
-_TOKENS = int | str | list[int | str] | Range
+TOKENS = int | str | list[int | str] | Range
+"""How numbers of tokens are written."""
 Counts = Annotated[tuple[int, ...], *_open(_positive, int | list[int] | Range)]
 """One or several positive whole numbers."""
 TokenCounts = Annotated[
     tuple[int, ...],
-    BeforeValidator(lambda given: _positive(_values(counted(given))), json_schema_input_type=_TOKENS),
+    BeforeValidator(lambda given: _positive(_values(counted(given))), json_schema_input_type=TOKENS),
     PlainSerializer(_plain),
 ]
 """The same of tokens, which may be written as ``16k``."""

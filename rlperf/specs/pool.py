@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from rlperf.specs.choice import Counts, Flags, Fractions, Naturals, Words
+from rlperf.specs.choice import TOKENS, Counts, Flags, Fractions, Naturals, Words, counted
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.speculation import DraftSetting
 from rlperf.units import NonNegativeInt, PositiveInt, UsdPerHour
@@ -286,6 +286,10 @@ class SettingsForm(_Form, Generic[OpenWord, OpenFlag, OpenCount, OpenFraction, W
         ('fp8', 'bf16')
         """
         return Settings(**self.stated())
+
+    _tokens = field_validator(
+        "engine_token_budget", "token_budget", "scoring_token_budget", mode="before", json_schema_input_type=TOKENS
+    )(counted)
 
 
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]

@@ -24,7 +24,7 @@ from rlperf.sweep.paths import with_values
 Method = Literal["screen", "events", "plan"]
 Ask = Callable[[Job, Path | None], tuple[Context, FrameworkFacts | None]]
 """Resolves a job (and the folder where its relative paths start) to its context and its framework's rules."""
-TOKENS = (".max_prompt_tokens", ".max_response_tokens")
+TOKENS = (".max_prompt_tokens", ".max_response_tokens", "token_budget")
 COMPANIONS = 64
 """Combinations with other axes that are tried before a value is called wrong."""
 

@@ -308,6 +308,20 @@ def test_an_offer_is_what_the_framework_reads_back(tmp_path: Path) -> None:
     assert again.predicted.rl_step_s == pytest.approx(found.predicted.rl_step_s - (unused.gain_s or 0.0), rel=1e-9)
 
 
+def test_hints_that_do_not_fit_together_say_so(tmp_path: Path) -> None:
+    """A larger budget and no recompute each fitted: whoever followed both ran out of memory, above 99 %."""
+    base = {A + "use_dynamic_bsz": True, A + "ppo_max_token_len_per_gpu": 8192,
+            "actor_rollout_ref.model.enable_gradient_checkpointing": True}  # fmt: skip
+    hints = [each for each in _audit(tmp_path, "verl", base).findings if each.settings and each.gain_s]
+    first, second = sorted(hints, key=lambda hint: -(hint.gain_s or 0.0))[:2]
+    assert {first.rule, second.rule} == {"memory_unused", "needless_recompute"}
+    assert second.advice.endswith(f"(instead: with {first.key} it does not fit)") and "instead" not in first.advice
+    both = _audit(tmp_path, "verl", {**base, **first.settings, **second.settings}).predicted
+    alone = _audit(tmp_path, "verl", {**base, **second.settings}).predicted
+    assert both is not None and not both.fits
+    assert alone is not None and alone.fits
+
+
 def test_the_imported_job_is_predicted_as_the_configuration_was_audited(tmp_path: Path) -> None:
     fixed = {A + "use_dynamic_bsz": False, A + "ppo_micro_batch_size_per_gpu": 2,
              R + "log_prob_micro_batch_size_per_gpu": 2}  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.frameworks.audit.findings import PHASES, Cache, Finding, key_of
-from rlperf.frameworks.audit.repairs import Repair, broken_rules, in_keys
+from rlperf.frameworks.audit.repairs import Repair, broken_rules, in_keys, with_keys
 from rlperf.frameworks.imports import Imported
 from rlperf.frameworks.keytable import Value
 from rlperf.frameworks.run import Ref, Run, ref
@@ -121,7 +121,22 @@ def gain_findings(
             found[repair.words] = replace(first, message=message) if first else Finding(
                 "hint", key, message, repair.words, "never", given.where(key), gain, offer.rule, repair.settings
             )  # fmt: skip
-    return list(found.values())
+    return _side_by_side(list(found.values()), given, predict)
+
+
+def _side_by_side(hints: Sequence[Finding], given: Imported, predict: Predict) -> list[Finding]:
+    """Hints, each judged on top of those that gain more: where memory holds no more of them together, they say so."""
+    state, taken, alone = given, list[str](), dict[str, Finding]()
+    for hint in sorted(hints, key=lambda hint: -(hint.gain_s or 0.0)):
+        repair = with_keys(state, hint.settings)
+        predicted = predict(repair.imported) if repair and taken else None
+        if taken and repair and (predicted is None or not predicted.fits):
+            alone[hint.advice] = replace(
+                hint, advice=f"{hint.advice} (instead: with {' and '.join(taken)} it does not fit)"
+            )
+        elif repair:
+            state, taken = repair.imported, [*taken, hint.key]
+    return [alone.get(hint.advice, hint) for hint in hints]
 
 
 def _named(given: Imported, at: Ref, repair: Repair) -> str:

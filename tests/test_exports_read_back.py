@@ -108,3 +108,35 @@ def test_releases_that_count_microbatches_are_planned_so(version: str, mode: str
     trainer = next(pool for pool in plan.phases[0].pools if pool.role == "trainer")
     assert (trainer.settings.token_budget is None) == (version == "0.2")
     _held(plan, tmp_path / "out")
+
+
+@pytest.mark.parametrize("in_flight", [None, True, False])
+def test_weights_in_flight_are_stated_as_planned(in_flight: bool | None, tmp_path: Path) -> None:
+    """NeMo-RL drains its engines before a sync unless told otherwise: files left it at that, and plans did not."""
+    fields = {"modes": ["async"], "limits": {"staleness": 2}, "in_flight_updates": in_flight}
+    plan = rlperf.plan_job(_job("nemo_rl", "Qwen3-8B", {}, fields))
+    _held(plan, tmp_path / "out")
+    read = import_config([tmp_path / "out/config.yaml"])
+    assert read.source.keys["grpo.async_grpo.in_flight_weight_updates"] is (in_flight is not False)
+    drained = job_of(read).model_copy(update={"in_flight_updates": False})
+    slower = rlperf.predict_job(drained).rl_step_s / plan.phases[0].predicted.rl_step_s
+    assert slower == pytest.approx(1.0) if in_flight is False else slower > 1.1
+
+
+@pytest.mark.parametrize(
+    ("framework", "asked", "refused"),
+    [("verl", True, True), ("verl", False, False), ("areal", False, True), ("areal", True, False)],
+)
+def test_weights_in_flight_that_no_file_says_are_refused(framework: str, asked: bool, refused: bool) -> None:
+    job = _job(framework, "Qwen3-8B", {}, {"modes": ["async"], "limits": {"staleness": 2}, "in_flight_updates": asked})
+    if refused:
+        with pytest.raises(SpecError, match=rf"writes no in_flight_updates \({str(asked).lower()}\) for {framework}"):
+            rlperf.plan_job(job)
+    else:
+        assert rlperf.plan_job(job).phases
+
+
+def test_a_weight_sync_without_a_word_of_miles_is_named_as_lost(tmp_path: Path) -> None:
+    fields = {"modes": ["one_step_off"], "limits": {"staleness": 1}, "weight_sync": "disk"}
+    write_plan(rlperf.plan_job(_job("miles", "Qwen3-8B", {}, fields)), None, tmp_path / "out")
+    assert "| run.weight_sync disk | its usual weight sync |" in (tmp_path / "out/EXPORT.md").read_text()

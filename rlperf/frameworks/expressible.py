@@ -31,9 +31,11 @@ from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import TOLD, PoolSettings, PoolSpec
 from rlperf.specs.profiles import load_architecture, load_cluster, load_device
 from rlperf.specs.releases import beyond, versions_of
+from rlperf.specs.rl_calibration import load_framework_calibration
 from rlperf.specs.trainer_calibration import load_trainer, trainer_names
 
 PARTIAL, ELASTIC = ref("batch.over_provision"), ref("rollout.elastic")
+IN_FLIGHT = ref("run.in_flight")
 STAGE_ENDS = ("first_stage_layers", "last_stage_layers")
 NOWHERE = ("lora_jobs",)
 """Settings that no framework has a key for: predicted, and never planned."""
@@ -280,6 +282,7 @@ def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> li
     targets = [Target(table, facts.version, each) for each in facts.backends]
     found += unsayable_scorers(job.scorers, facts.name, targets)
     found += homeless_scorers(job.scorers, facts.name, targets, _together(job))
+    found += _unsayable_weights(job, facts)
     spot = job.run.spot if job.run else None
     if spot is not None and spot.pools == "rollout" and not _says(job, facts, ELASTIC):
         message = (
@@ -288,6 +291,19 @@ def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> li
         hint = "its run stops and starts again, so state spot: {pools: all}; slime goes on"
         found.append(Problem(message, suggestion=hint))
     return found
+
+
+def _unsayable_weights(job: Job, facts: FrameworkFacts) -> list[Problem]:
+    """Weights that arrive otherwise than the framework has it, where engines run ahead and no key says so."""
+    asked, ahead = job.in_flight_updates, any(MODES[mode].runs_ahead for mode in job.modes)
+    if asked is None or not ahead or _says(job, facts, IN_FLIGHT):
+        return []
+    own = load_framework_calibration(job.framework).in_flight_updates
+    if asked == own:
+        return []
+    does = "take new weights while they generate" if own else "generate nothing while weights arrive"
+    message = f"rlperf writes no in_flight_updates ({str(asked).lower()}) for {facts.name} {facts.version}"
+    return [Problem(message, suggestion=f"leave it out, as its engines {does}, or name nemo_rl")]
 
 
 def displaced(job: Job, facts: FrameworkFacts, *, turns: bool) -> list[Problem]:

@@ -32,7 +32,8 @@ MILES_FIELDS: tuple[Field, ...] = (
     *(replace(each, unit=served(*SERVED, "mxfp8")) if each.at == _DTYPE else each for each in FIELDS),
     field("trainer.lora_rank", "lora-rank", LORA_RANK, "0: none; with target-modules, megatron-to-hf-mode bridge"),
     field("run.weight_sync", _TRANSFER,
-          Unit(lambda value, _: "rdma" if value == "p2p" else None, lambda value, _: _SENT.get(value)),
+          Unit(lambda value, _: "rdma" if value == "p2p" else None, lambda value, _: _SENT.get(value),
+               takes=frozenset(_SENT)),
           "p2p: RDMA from pinned host memory"),
 )  # fmt: skip
 

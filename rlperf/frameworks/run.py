@@ -222,7 +222,7 @@ class Run:
         before, after : the other phases of a plan on the same data, whose name is ``data``, in order;
         checkpoint_every : rl_steps between checkpoints; training_s, rollout_s : predicted seconds of the phase
     recipe : an experimental program of the framework that an imported file starts
-    weight_sync : how weights travel, where that is stated
+    weight_sync, in_flight : how weights travel, and whether engines take them as they generate, where that is stated
     model_script : a script of the framework that an imported launch sources for the model's flags
     facts : a framework's own frozen table of what only its rules ask
     missing : keys that have no default, must be stated, and are not
@@ -248,6 +248,7 @@ class Run:
     recipe: str | None = None
     model_script: str | None = None
     weight_sync: Transport | None = None
+    in_flight: bool | None = None
     old_policy: bool | None = None
     batch: BatchFacts = BatchFacts()
     trainer: TrainerRun = field(default_factory=TrainerRun)

@@ -42,6 +42,7 @@ def from_phase(phase: Phase, job: Job, devices_per_node: int, folder: Path | str
         reference=job.reference,
         mode=phase.mode,
         weight_sync=job.weight_sync,
+        in_flight=job.in_flight_updates,
         staleness=phase.staleness,
         checkpoint_every=(job.run.checkpoint_every if job.run else 0) or None,
         devices=devices,
@@ -203,9 +204,8 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         raise SpecError(problems)
     apart = job.pool("critic").apart and "critic" in pinned
     needed: tuple[Role, ...] = ("rollout", "trainer", "critic") if apart else ("rollout", "trainer")
-    for role in needed:
-        if "devices" not in pinned[role]:
-            problems.append(Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first"))
+    open_ = [role for role in needed if "devices" not in pinned[role]]
+    problems += [Problem(f"pool {role}: devices is not pinned", suggestion="run `rlperf plan` first") for role in open_]
     if problems:
         raise SpecError(problems)
     run = Run(
@@ -214,6 +214,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         reference=job.reference,
         mode=mode,
         weight_sync=job.weight_sync,
+        in_flight=job.in_flight_updates,
         staleness=MODES[mode].staleness(job.limits.staleness),
         devices_per_node=devices_per_node,
         batch=batch,
@@ -309,6 +310,7 @@ def to_job(
             "tasks": [task],
             "modes": run.mode,
             "weight_sync": run.weight_sync,
+            "in_flight_updates": run.in_flight,
             "limits": {"staleness": ahead},
             "pools": [_pool_spec("rollout", run.rollout, rollout_cluster), _pool_spec("trainer", run.trainer), *critic],
             "scorers": [_to_scorer(scorer) for scorer in run.scorers],

@@ -37,6 +37,7 @@ from rlperf.frameworks.keytable import ABSENT, Flat, key_table, sections
 from rlperf.frameworks.nearest import without_ulysses
 from rlperf.frameworks.nemo_rl.settings import (
     ASYNC,
+    IN_FLIGHT,
     STREAM,
     D,
     G,
@@ -76,6 +77,7 @@ _CHUNKED = Unit(lambda value, _: bool(value), lambda value, _: 1024 if value els
 FIELDS: tuple[Field, ...] = (
     *elsewhere("trainer.shard_size", "GPUs / data_parallel_replicate_size", backend="fsdp2"),
     *elsewhere("trainer.lora_rank", "dtensor_cfg.lora_cfg, megatron_cfg.peft"),
+    *elsewhere("run.in_flight", "grpo.async_grpo.in_flight_weight_updates"),
     *elsewhere("trainer.token_budget", "train_mb_tokens of sequence_packing or dynamic_batching"),
     *elsewhere("trainer.scoring_token_budget", "logprob_mb_tokens of the same"),
     field("batch.prompts_per_step", "grpo.num_prompts_per_step", note="prompts"),
@@ -310,6 +312,7 @@ _ALSO_READ = frozenset(
         P + "model_name", D + "enabled", G + "enabled", "cluster.num_nodes", "cluster.gpus_per_node",
         P + "generation.colocated.enabled", P + "generation.colocated.resources.num_nodes",
         P + "generation.colocated.resources.gpus_per_node", ASYNC + "enabled", ASYNC + "max_trajectory_age_steps",
+        IN_FLIGHT,
         P + "sequence_packing.train_mb_tokens", P + "sequence_packing.logprob_mb_tokens",
         P + "dynamic_batching.train_mb_tokens", P + "dynamic_batching.logprob_mb_tokens",
         "loss_fn.reference_policy_kl_penalty", "grpo.use_dynamic_sampling", "loss_fn.force_on_policy_ratio",
@@ -382,6 +385,7 @@ def _read_mode(run: Run, flat: Flat, absent: Sequence[str]) -> Run:
         run,
         mode=mode,
         staleness=age if overlapped else 0,
+        in_flight=bool(flat.get(IN_FLIGHT)) if overlapped else None,
         devices=total,
         nodes=nodes,
         devices_per_node=per_node,

@@ -20,6 +20,7 @@ V = P + "generation.vllm_cfg."
 K = P + "generation.vllm_kwargs."
 S = P + "generation.sglang_cfg."
 ASYNC = "grpo.async_grpo."
+IN_FLIGHT = ASYNC + "in_flight_weight_updates"
 STREAM = "async_rl."
 STREAMED_GROUPS = 32
 """min_groups_for_streaming_train of main 7ea279a: groups that the SingleController's trainer takes at once."""
@@ -166,6 +167,7 @@ def algorithm_settings(run: Run) -> list[Setting]:
     if overlapped:
         age = max(run.staleness, 1)
         settings.append(Setting(ASYNC + "max_trajectory_age_steps", age, "policy versions a sample may be behind"))
+        settings.append(Setting(IN_FLIGHT, run.in_flight is not False, "false: engines are drained before every sync"))
     if run.traits.streams:
         settings += [
             Setting(STREAM + "min_groups_for_streaming_train", STREAMED_GROUPS, "groups trained at once"),

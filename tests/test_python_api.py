@@ -24,7 +24,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.plan.compare import compare_weighted, side_of
 from rlperf.ranking import DRAWS, FrameworkRanking, _ranked
-from rlperf.report.plan_text import markdown, print_plan
+from rlperf.report.plan_text import markdown, memory_rows, print_plan
 from rlperf.specs.framework_names import FRAMEWORKS
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
@@ -461,6 +461,16 @@ def test_a_frame_of_a_plan_tells_which_job_it_answers_and_what_was_chosen() -> N
     )
     assert row["trainer_token_budget"] == trainer.token_budget is not None
     assert f"memory fraction {rollout.memory_fraction}" in plan._repr_html_()
+
+
+def test_parts_of_memory_stand_between_commas_alone() -> None:
+    """`kv cache 27.4 GB, trainer, idle 17 GB` read as three parts."""
+    predicted = rlperf.predict_job(JOB)
+    rows = memory_rows(predicted)
+    for (*_, parts), use in zip(rows, predicted.memory_bytes.values(), strict=True):
+        largest = sorted(use.parts.values(), reverse=True)[:4]
+        assert parts.count(",") == sum(value > 0 for value in largest) - 1
+    assert "trainer idle" in rows[0][3]
 
 
 def test_fields_stand_beside_words_that_do_not_say_them() -> None:

@@ -65,7 +65,8 @@ def memory_rows(prediction: Prediction) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for role, use in prediction.memory_bytes.items():
         largest = sorted(use.parts.items(), key=lambda item: -item[1])
-        parts = ", ".join(f"{name.replace('_', ' ')} {human_bytes(value)}" for name, value in largest[:4] if value > 0)
+        words = {name.replace("_", " ").replace(",", ""): value for name, value in largest[:4]}  # commas part parts
+        parts = ", ".join(f"{name} {human_bytes(value)}" for name, value in words.items() if value > 0)
         rows.append(
             (
                 role,

@@ -214,6 +214,13 @@ def test_vllm_runs_gpt_oss_through_the_kernels_of_the_device_and_the_release() -
         assert moe_fit(hw, dtype, load_engine_calibration("vllm", version).moe_kernels)[0].kernel == kernel
 
 
+def test_tensorrt_llm_runs_experts_in_fp8_blocks_through_its_generated_kernels_on_blackwell() -> None:
+    """DeepGEMM's take DeepSeek-R1's layers on eight B200 20 to 25 ms with 64 tokens, where a whole step took 22.4."""
+    for device, kernel in (("h200_sxm", "trtllm_cutlass"), ("b200_sxm", "vllm_flashinfer_trtllm")):
+        chosen, stand_in = moe_fit(load_hardware(device), "fp8_block", load_engine_calibration("trtllm").moe_kernels)
+        assert chosen.kernel == kernel and not stand_in
+
+
 def test_engine_and_trainer_agree_on_latent_experts() -> None:
     """Operators of both ask one `Routing`: traffic and products shrink alike."""
     batch = Microbatches.of(8192.0, 8192.0 * 2048.0, 2048.0, 4.0)

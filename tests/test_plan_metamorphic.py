@@ -185,6 +185,21 @@ def test_activations_that_fit_are_kept_where_stages_are_judged_apart() -> None:
     assert pinned is not None and opened is not None and opened <= pinned * (1 + 1e-9)
 
 
+def test_stages_in_one_piece_are_judged_beside_chunks() -> None:
+    """Two stages of 22 and 18 layers take less than four chunks each of 20, which closed forms prefer: 0.1 %."""
+    task = {**TASK, "workload": "math", "prompts_per_step": 64, "group_size": 4, "mini_batch": 32,
+            "max_prompt_tokens": 1024, "max_response_tokens": 1024}  # fmt: skip
+    asked = {"architecture": "Qwen3-14B", "cluster": "dgx_h100", "framework": "slime", "nodes": 2, "tasks": [task],
+             "modes": ["disaggregated"], "limits": {"staleness": 1}, "objective": BOLD}  # fmt: skip
+    layout = {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2}
+    engines = {"role": "rollout", "layout": {"tensor_parallel": 2, "data_parallel": 4}}
+    pinned, opened = (
+        objective({**asked, "pools": [engines, {"role": "trainer", "layout": {**layout, "virtual_pipeline": chunks}}]})
+        for chunks in (1, [1, 2, 4])
+    )
+    assert pinned is not None and opened is not None and opened <= pinned * (1 + 1e-9)
+
+
 @pytest.mark.slow
 def test_an_open_trainer_backend_is_no_worse_than_any_of_them() -> None:
     """The better one's finalists were few among the other's: 0.85 %, agents of an 8B with AReaL."""

@@ -1,4 +1,4 @@
-"""Token budgets that the judge tries, others than closed forms took and larger ones for scoring, and kept activations.
+"""What the judge tries of a trainer: other token budgets and larger ones for scoring, kept activations, whole stages.
 
 A forward pass keeps no activations, so that memory may hold more tokens of it.
 """
@@ -71,3 +71,20 @@ def without_recompute(judge: Judge, evaluation: Evaluation) -> list[Configuratio
         return []
     kept = configuration.keeping_activations()
     return [kept] if judge.peak(evaluation, kept) <= judge.room(evaluation) else []
+
+
+def without_chunks(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
+    """The configuration whose stages run in one piece each, where that fits.
+
+    Closed forms have stages alike. Where the first and the last get fewer layers, for what embedding and head take,
+    less waits for them, and cutting stages into chunks saves less than it sends.
+    """
+    configuration, asked = evaluation.configuration, judge.context.job.pool("trainer")
+    chunks, stated = configuration.pool("trainer").layout.virtual_pipeline, asked.layout.virtual_pipeline
+    if chunks == 1 or 1 not in (stated or (1,)):
+        return []
+    ends = asked.settings.first_stage_layers, asked.settings.last_stage_layers
+    whole = configuration.with_whole_stages()
+    if ends == (None, None):  # those of the chunks are not these stages'
+        whole = whole.with_trainer(first_stage_layers=None, last_stage_layers=None)
+    return [whole] if judge.peak(evaluation, whole) <= judge.room(evaluation) else []

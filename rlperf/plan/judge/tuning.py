@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlperf.plan.judge.at_once import FEWER, with_fewer_at_once, with_less_staleness
-from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart, without_recompute
+from rlperf.plan.judge.budgets import WORTH, next_budgets, scored_apart, without_chunks, without_recompute
 from rlperf.plan.judge.engine_cache import tuned_engines, with_less_cache, with_more_cache, with_parked_trainer
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.finalists import NEAR, RIVAL
@@ -45,7 +45,8 @@ def tuned(
         judged = judge_all(judge, demands, [rival], facts, quiet, judged)
     judged = judge_all(judge, demands, _beside_the_judged(context, screened, judged), facts, quiet, judged)
     best = _best(context, judged, TUNED)
-    budgets = [c for one in best for c in (*next_budgets(judge, one), *without_recompute(judge, one))]
+    tried = next_budgets, without_recompute, without_chunks
+    budgets = [c for one in best for others in tried for c in others(judge, one)]
     engines = tuned_engines(judge, _best_of_each_engine(context, judged))
     judged = judge_all(judge, demands, [*budgets, *engines], facts, quiet, judged)
     judged = judge_all(judge, demands, _with_the_best_trainer(context, screened, judged), facts, quiet, judged)

@@ -96,7 +96,7 @@ class Configuration:
         )
         return engines + (not MODES[self.mode].shares_devices), trainer
 
-    def with_trainer(self, **settings: int | str) -> Configuration:
+    def with_trainer(self, **settings: int | str | None) -> Configuration:
         """A copy whose trainer (and what shares its layout) has some settings replaced."""
         return self._having("settings", settings, engines=False)
 
@@ -104,12 +104,16 @@ class Configuration:
         """A copy whose trainer (and what shares its layout) recomputes nothing."""
         return self._having("layout", {"activation_recompute": "none"}, engines=False)
 
+    def with_whole_stages(self) -> Configuration:
+        """A copy whose trainer (and what shares its layout) runs every pipeline stage in one piece."""
+        return self._having("layout", {"virtual_pipeline": 1}, engines=False)
+
     def with_rollout(self, **settings: float | str) -> Configuration:
         """A copy whose rollout pool has some settings replaced."""
         return self._having("settings", settings, engines=True)
 
     def _having(
-        self, part: Literal["layout", "settings"], values: Mapping[str, float | str], *, engines: bool
+        self, part: Literal["layout", "settings"], values: Mapping[str, float | str | None], *, engines: bool
     ) -> Configuration:
         pools = tuple(
             pool.model_copy(update={part: getattr(pool, part).model_copy(update=values)})

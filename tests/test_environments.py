@@ -61,7 +61,7 @@ def test_the_number_that_is_enough_is_enough() -> None:
 def test_environments_of_agents_that_run_ahead_are_told_by_the_rl_step() -> None:
     """Three batches may be under way, and 128 were enough for one, as doublings beyond what caches hold were."""
     ahead = {
-        "framework": "areal", "modes": ["async"], "limits": {"staleness": 2}, "architecture": "Qwen2.5-7B",
+        "framework": "areal", "modes": ["async"], "limits": {"staleness": 3}, "architecture": "Qwen2.5-7B",
         "pools": [
             {"role": "rollout", "devices": 4, "layout": {"tensor_parallel": 1},
              "settings": {"memory_fraction": 0.6, "max_running": 64}},

@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.errors import SpecError
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.asynchronous import AsyncRun, simulate
 from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rl_step.replicas import Agents, RunGroup, TurnReplica
 from rlperf.sim.rl_step.stages import StageSeconds
+from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.sim.rollout.turns import serve_turns
 
 from .async_closed_forms import async_staleness
 from .quick import slow_but
@@ -206,16 +210,47 @@ def test_staleness_of_the_measured_points() -> None:
 
 
 def test_engines_that_drain_wait_for_tools_and_samples_hold_their_places_until_tools_end() -> None:
-    """100 tokens of 0.1 s and a tool of 20 s: 30 s a sample, whatever its group."""
-    one = AsyncRun(
-        np.full((1, 4), 100.0), batch=8, train_s=5.0, slots=8, token_s=0.1, tools_s=np.full((1, 4), 20.0),
-        max_staleness=1, update="drain",
+    """100 tokens of 0.1 s and a tool of 20 s in between: 30 s a sample, whatever its group."""
+    turns, n = np.tile([10, 60], 4), 4
+    drawn = Trajectories(
+        turns, np.full(8, 50), np.tile([20.0, 0.0], n), offsets=np.arange(0, 9, 2), group=np.zeros(n, np.int64),
+        arrival_s=np.zeros(n),
     )  # fmt: skip
-    assert simulate(one, rl_steps=10).period_s == pytest.approx(30.0)
+    cost = EngineStepCost(np.array([0.0]), np.zeros(1), host_s=0.1)
+    agents = Agents.of([drawn], cost, EngineLimits(np.inf, max_running=64))
+    one = AsyncRun(
+        np.full((1, 4), 100.0), batch=8, train_s=5.0, slots=8, agents=agents, max_staleness=1, update="drain"
+    )  # fmt: skip
+    assert simulate(one, rl_steps=10).period_s == pytest.approx(30.0, rel=0.01)
     few = replace(one, update="in_flight", slots=100, max_staleness=4, samples=6)
     assert simulate(few, rl_steps=30).period_s == pytest.approx(30.0 * 8 / 6, rel=0.02)
     reward = replace(few, wait_s=1000.0, max_staleness=100)  # which is no longer the environment's
     assert simulate(reward, rl_steps=30, warmup=60).period_s == pytest.approx(30.0 * 8 / 6, rel=0.02)
+
+
+@pytest.mark.parametrize("share", [0.2, 5.0])
+def test_agents_given_one_by_one_are_served_as_a_rollout_of_all(share: float) -> None:
+    """A replica that is looked at every so often does what `serve_turns` does in one go, evictions with it."""
+    rng = np.random.default_rng(2)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(3, 12, 24))])
+    response, answer = rng.integers(20, 120, offsets[-1]), rng.integers(0, 300, offsets[-1])
+    owner = np.repeat(np.arange(24), np.diff(offsets))
+    grown = np.concatenate([[0], np.cumsum(response + answer)[:-1]])
+    prompt = np.repeat(rng.integers(200, 900, 6), 4)[owner] + grown - grown[offsets[:-1]][owner]
+    group = np.repeat(np.arange(6), 4)
+    drawn = Trajectories(prompt, response, rng.exponential(2.0, offsets[-1]), offsets, group, np.zeros(24))
+    cost = EngineStepCost(np.array([0.0, 8192.0]), np.array([0.002, 0.2]), host_s=0.004, decode_per_kv_token_s=2e-7)
+    limits = EngineLimits(share * 24 * float(drawn.final_tokens.mean()), max_running=16)
+    replica = TurnReplica(24, Agents.of([drawn], cost, limits), look_s=0.5)
+    groups = [RunGroup(0, 0, 0.0, 4, 4, row=row) for row in range(6)]
+    for at, row in enumerate(np.repeat(np.arange(6), 4)):
+        replica.begin(0.0, groups[row], at % 4)
+    ends, now = [], 0.0
+    while (due := replica.due_s(now)) is not None:
+        now = due
+        if replica.ended(now) is not None:
+            ends.append(now)
+    assert ends == pytest.approx(np.sort(serve_turns(drawn, cost, limits).finish_s), rel=1e-9)
 
 
 def test_trainer_limited_period_is_the_trainers() -> None:

@@ -226,8 +226,9 @@ class PredictedSteps:
 
 def _refilled_s(evaluation: Evaluation) -> float:
     """R_s + p - Y of `step_seconds`: engines that take weights in flight stand still for less than the whole sync."""
-    sync, pause, _ = sync_pauses(execution_in(evaluation), stages_of(evaluation).times())
-    return max(float(evaluation.rollout.steady_s[0] + pause - sync), 0.0)
+    stages = stages_of(evaluation)
+    sync, pause, _ = sync_pauses(execution_in(evaluation), stages.times())
+    return max(float((stages.rollout_steady_s or 0.0) + pause - sync), 0.0)
 
 
 def _limits(evaluation: Evaluation) -> EngineLimits:

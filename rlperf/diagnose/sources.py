@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlperf.cost.roofline import as_float
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
 from rlperf.plan.answer.phases import evaluate_phase, phases_of
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.judge.timeline import execution_in, stages_of, step_view
+from rlperf.plan.judge.timeline import execution_in, step_view
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context
 from rlperf.sim.rl_step.modes import step_seconds
+from rlperf.sim.rl_step.stage_seconds import refilled_s
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -51,12 +51,14 @@ def _waits(evaluation: Evaluation) -> tuple[str, ...]:
 
 def _bound(evaluation: Evaluation) -> tuple[str, ...]:
     """That the bound on staleness sets the pace, so that the trainer's losses above are more than an rl_step saves."""
-    execution, stages = execution_in(evaluation), stages_of(evaluation).times()
+    execution, rollout = execution_in(evaluation), evaluation.rollout
     if execution.form != Form.REFILLED:
         return ()
-    less = replace(stages, training_s=(1.0 - LITTLE) * as_float(stages.training_s))
-    spared = float(step_seconds(execution, stages) - step_seconds(execution, less))
-    kept = spared / (LITTLE * float(stages.training_s))
+    stages = replace(evaluation.seconds, rollout_s=rollout.makespan_s)
+    less = replace(stages, training_s=(1.0 - LITTLE) * stages.training_s)
+    less = replace(less, rollout_steady_s=refilled_s(rollout, execution, less))
+    spared = float((step_seconds(execution, stages) - step_seconds(execution, less)).mean())
+    kept = spared / (LITTLE * float(stages.training_s.mean()))
     if not LITTLE < kept < 1.0 - LITTLE:
         return ()
     bound = f"the bound on staleness ({evaluation.configuration.staleness}) sets the pace"

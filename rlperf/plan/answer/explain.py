@@ -6,7 +6,7 @@ import numpy as np
 
 from rlperf.plan.answer.divisible import uneven_samples
 from rlperf.plan.answer.prediction import idle_fractions, memory_uses
-from rlperf.plan.judge.at_once import refills
+from rlperf.plan.judge.at_once import evicted_share, refills
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.configuration import Configuration
@@ -27,8 +27,9 @@ def binding(context: Context, task: TaskContext, evaluation: Evaluation) -> list
     found = []
     seconds, step = evaluation.seconds, evaluation.rl_step_s
     lost_by = idle_fractions(evaluation)
-    of_step, again_s = float(seconds.rollout_s.mean()) / step, evaluation.rollout.evicted_s
-    if refills(evaluation) and again_s is not None and (lost := float(again_s.mean()) / step) >= NOTEWORTHY:
+    of_step = float(seconds.rollout_s.mean()) / step
+    ahead = evaluation.rollout.ahead_s is not None and refills(evaluation)
+    if ahead and (lost := evicted_share(evaluation) * of_step) >= NOTEWORTHY:
         found.append((lost, f"{EVICTED} ({100 * lost:.0f} % of the rl_step)"))
     for cause, words in (
         ("tail", "tail: the longest responses run in a nearly empty batch"),

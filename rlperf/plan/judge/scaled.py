@@ -33,6 +33,8 @@ def scaled_seconds(
         engine, makespan_s=factor["rollout"] * engine.makespan_s, steady_s=factor["rollout"] * engine.steady_s,
         group_s=factor["rollout"] * engine.group_s, recompute_s=factor["rollout"] * engine.recompute_s,
     )  # fmt: skip
+    if engine.ahead_s is not None:
+        engine = replace(engine, ahead_s=np.reshape(factor["rollout"], (-1, 1)) * engine.ahead_s)
     if engine.lent_s is not None:
         engine = replace(engine, lent_s=np.reshape(factor["rollout"], (-1, 1)) * engine.lent_s)
     train = replace(

@@ -21,6 +21,7 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
     criteria = [columns.makespan_s[alive]]
     if MODES[mode].runs_ahead:
         criteria += [columns.steady_s[alive], columns.recompute_s[alive]]
+        criteria += [] if columns.ahead_s is None else list(columns.ahead_s[alive].T)
     if MODES[mode].streams:
         assert columns.ends_s is not None
         criteria += list(columns.ends_s[alive].T)

@@ -27,7 +27,14 @@ from rlperf.sim.rl_step.engine import (
     short_cache,
     tabulate,
 )
-from rlperf.sim.rl_step.rollout_counted import Counted, counted_lent_s, counted_seconds, least_seconds, pools_of
+from rlperf.sim.rl_step.rollout_counted import (
+    Counted,
+    counted_ahead_s,
+    counted_lent_s,
+    counted_seconds,
+    least_seconds,
+    pools_of,
+)
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rl_step.simulated_rollouts import Engines
 from rlperf.sim.rollout.apart import Apart
@@ -275,8 +282,7 @@ def _columns(
         weight_share=padded(weights, np.inf), kv_tokens=padded(memory.kv_tokens, 0.0),
         makespan_s=padded(makespan, np.inf), steady_s=padded(steady, np.inf),
         group_s=padded(group, np.inf), recompute_s=padded(again, np.inf),
-        writers=padded(writers, 0).astype(np.int64),
-        slots=padded(m, 0).astype(np.int64),
+        writers=padded(writers, 0).astype(np.int64), slots=padded(m, 0).astype(np.int64),
         pace_s=np.stack([padded(each, np.inf) for each in paces[e].T], axis=1),
         transition_s=padded(2.0 * memory.weight_bytes / device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf), asleep_bytes=padded(memory.asleep_bytes, np.inf),
@@ -286,4 +292,5 @@ def _columns(
         guessed=padded(guessed, 0).astype(np.bool_),
         weight_dtype=settings.rollout_dtype,
         ends_s=ends if streams else None,
+        ahead_s=counted_ahead_s(pools, counted, alive, len(e) + dead.size),
     )  # fmt: skip

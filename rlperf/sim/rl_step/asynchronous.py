@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,13 +18,16 @@ import numpy as np
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rl_step import timeline as tl
+from rlperf.sim.rl_step.replicas import Agents, RunGroup, RunReplica, TokenPace, TokenReplica, TurnReplica
 
 Update = Literal["in_flight", "interrupt", "drain"]
 
 
 @dataclass(frozen=True, eq=False)
 class AsyncRun:
-    r"""What runs. One token of every request on a replica takes ``token_s + token_s_per_running * running`` seconds.
+    """What runs. One token of every request on a replica takes ``token_s + token_s_per_running * running`` seconds.
+
+    Or agents run, turn by turn on the engines that they name.
 
     Attributes
     ----------
@@ -34,8 +37,7 @@ class AsyncRun:
     replicas, slots : rollout replicas and the requests that each runs at once
     token_s, token_s_per_running : inter-token seconds and their growth with the running batch [s]
     wait_s : reward of a sample, off the engine, after its last token [s]
-    tools_s : what its tools take off the engine, put after its last token and before the reward; a sample is under way
-        until they have ended [s] ``[groups, n]``; None: nothing
+    agents : the samples turn by turn, under way until their last turn has ended; None: they have one turn each
     prompt_tokens, prefill_token_s : for the cache that an interrupted request recomputes [tokens], [s/token]
     sync_s : weight sync; the trainer takes part in all of it [s]
     swap_s : what an engine stands still when it takes weights in flight or interrupted [s]
@@ -58,7 +60,7 @@ class AsyncRun:
     token_s: float = 0.02
     token_s_per_running: float = 0.0
     wait_s: float = 0.0
-    tools_s: FloatArray | None = None
+    agents: Agents | None = None
     prompt_tokens: float = 0.0
     prefill_token_s: float = 0.0
     sync_s: float = 0.0
@@ -112,28 +114,6 @@ class AsyncResult:
         return float((versions * self.staleness_counts).sum() / self.staleness_counts.sum())
 
 
-@dataclass(slots=True)
-class _Group:
-    version: int
-    replica: int
-    start_s: float
-    left: int
-    samples: int
-    end_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Replica:
-    """Requests of a replica progress together: ``clock`` counts tokens, targets wait in a heap."""
-
-    free: int
-    clock: float = 0.0
-    time_s: float = 0.0
-    stamp: int = 0
-    targets: list[tuple[float, int, _Group, float]] = field(default_factory=list)
-    paused_until_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """A batch trained from ``start_s`` to ``end_s``, behind it (engines may have to drain first) a weight sync."""
@@ -143,11 +123,23 @@ class _Batch:
     sync_start_s: float
     sync_s: float
     version: int
-    groups: tuple[_Group, ...]
+    groups: tuple[RunGroup, ...]
 
 
 # Event codes, in the order in which simultaneous events are handled: work ends before anything new starts.
-_SAMPLE, _TOOLS, _DONE, _TRAINED, _SYNCED = range(5)
+_SAMPLE, _DONE, _TRAINED, _SYNCED = range(4)
+
+
+def _replicas(run: AsyncRun) -> Sequence[RunReplica]:
+    """Those of a run, idle."""
+    if run.agents is not None:
+        look_s = run.agents.look_s
+        return [TurnReplica(run.slots, run.agents, look_s) for _ in range(run.replicas)]
+    pace = TokenPace(run.token_s, run.token_s_per_running, run.prompt_tokens, run.prefill_token_s)
+    tokens = run.response_tokens.astype(np.float64)
+    # in the steady state a running request, of which long ones are more, has written half of its own
+    written = float((tokens**2).mean()) / (2.0 * float(tokens.mean()))
+    return [TokenReplica(run.slots, pace, tokens, written) for _ in range(run.replicas)]
 
 
 class _Simulation:
@@ -157,17 +149,18 @@ class _Simulation:
         self.run = run
         self.random = np.random.default_rng(seed)
         self.group_size = run.response_tokens.shape[1]
-        self.replicas = [_Replica(run.slots) for _ in range(run.replicas)]
+        self.replicas = _replicas(run)
+        self.stamps = [0] * run.replicas
         self.need = self.group_size if run.whole_groups and run.slots >= self.group_size else 1
-        self.events: list[tuple[float, int, int, int, int, _Group | None]] = []
+        self.events: list[tuple[float, int, int, int, int, RunGroup | None]] = []
         self.serial = 0
         self.now_s = 0.0
         self.version = 0
-        self.launched = self.open = self.out = 0
-        self.ready: deque[_Group] = deque()
+        self.launched = self.open = 0
+        self.ready: deque[RunGroup] = deque()
         self.ready_samples = 0
-        self.pending: deque[tuple[_Group, float, float]] = deque()
-        self.training: tuple[float, tuple[_Group, ...], int] | None = None
+        self.pending: deque[tuple[RunGroup, int]] = deque()
+        self.training: tuple[float, tuple[RunGroup, ...], int] | None = None
         self.trained_s = 0.0
         self.draining: float | None = None
         self.batches: list[_Batch] = []
@@ -189,87 +182,56 @@ class _Simulation:
             return True
         return self.launched < (self.version + run.max_staleness + 1) * run.batch * run.sync_interval
 
-    def next_samples(self) -> Iterator[tuple[float, float]]:
-        """Tokens of a group's samples, and the seconds of their tools."""
-        run = self.run
+    def next_row(self) -> int:
+        """A group, drawn with replacement."""
         if not self.order:
-            count = run.response_tokens.shape[0]
+            count = self.run.response_tokens.shape[0]
             self.order = self.random.integers(0, count, size=max(count, 256)).tolist()
-        row = self.order.pop()
-        tools = np.zeros(self.group_size) if run.tools_s is None else run.tools_s[row]
-        return zip(run.response_tokens[row].tolist(), tools.tolist(), strict=True)
+        return self.order.pop()
 
     def start(self) -> None:
         """Fill free slots, the emptiest replica first, as far as the bounds allow."""
         most = np.inf if self.run.samples is None else self.run.samples
         touched: set[int] = set()
-        while self.draining is None and self.out < most and (self.pending or self.may_start()):
+        while self.draining is None and self.running < most and (self.pending or self.may_start()):
             index = max(range(len(self.replicas)), key=lambda i: self.replicas[i].free)
             replica = self.replicas[index]
             if replica.free < self.need:
                 break
             if not self.pending:
-                group = _Group(self.version, index, self.now_s, self.group_size, self.group_size)
-                self.pending.extend((group, *sample) for sample in self.next_samples())
-                self.launched += self.group_size
+                size = self.group_size
+                group = RunGroup(self.version, index, self.now_s, size, size, row=self.next_row())
+                self.pending.extend((group, sample) for sample in range(size))
+                self.launched += size
                 self.open += 1
-            self.advance(replica)
             for _ in range(self.need):
-                group, tokens, tools_s = self.pending.popleft()
-                self.serial += 1
-                heapq.heappush(replica.targets, (replica.clock + tokens, self.serial, group, tools_s))
-                replica.free -= 1
+                replica.begin(self.now_s, *self.pending.popleft())
                 self.running += 1
-                self.out += 1
             touched.add(index)
         for index in touched:
             self.schedule(index)
 
-    def seconds_per_token(self, replica: _Replica) -> float:
-        return self.run.token_s + self.run.token_s_per_running * len(replica.targets)
-
-    def advance(self, replica: _Replica) -> None:
-        """Move a replica's token clock to now."""
-        start = max(replica.time_s, replica.paused_until_s)
-        if self.now_s > start and replica.targets:
-            replica.clock += (self.now_s - start) / self.seconds_per_token(replica)
-        replica.time_s = max(replica.time_s, self.now_s)
-
     def schedule(self, index: int) -> None:
-        """Announce the next completion of a replica; earlier announcements become void."""
-        replica = self.replicas[index]
-        replica.stamp += 1
-        if not replica.targets:
-            return
-        start = max(self.now_s, replica.paused_until_s)
-        due = start + max(replica.targets[0][0] - replica.clock, 0.0) * self.seconds_per_token(replica)
-        self.push(due, _SAMPLE, index, replica.stamp, None)
+        """Announce when a replica has to be looked at; earlier announcements become void."""
+        self.stamps[index] += 1
+        if (due := self.replicas[index].due_s(self.now_s)) is not None:
+            self.push(due, _SAMPLE, index, self.stamps[index], None)
 
-    def push(self, time_s: float, kind: int, index: int, stamp: int, group: _Group | None) -> None:
+    def push(self, time_s: float, kind: int, index: int, stamp: int, group: RunGroup | None) -> None:
         self.serial += 1
         heapq.heappush(self.events, (time_s, kind, self.serial, index, stamp, group))
 
-    def sample_ends(self, index: int) -> None:
-        replica = self.replicas[index]
-        self.advance(replica)
-        target, _, group, tools_s = heapq.heappop(replica.targets)
-        replica.clock = max(replica.clock, target)
-        replica.free += 1
-        self.running -= 1
-        if tools_s > 0:
-            self.push(self.now_s + tools_s, _TOOLS, index, 0, group)
-        else:
-            self.tools_end(group)
+    def look_at(self, index: int) -> None:
+        """A sample of a replica may have ended."""
+        if (group := self.replicas[index].ended(self.now_s)) is not None:
+            self.running -= 1
+            if self.run.wait_s > 0:
+                self.push(self.now_s + self.run.wait_s, _DONE, index, 0, group)
+            else:
+                self.sample_done(group)
         self.schedule(index)
 
-    def tools_end(self, group: _Group) -> None:
-        self.out -= 1
-        if self.run.wait_s > 0:
-            self.push(self.now_s + self.run.wait_s, _DONE, group.replica, 0, group)
-        else:
-            self.sample_done(group)
-
-    def sample_done(self, group: _Group) -> None:
+    def sample_done(self, group: RunGroup) -> None:
         group.left -= 1
         if group.left == 0:
             self.open -= 1
@@ -283,12 +245,12 @@ class _Simulation:
         """Take a batch when the trainer is free and enough samples wait."""
         if self.training is not None or self.draining is not None or self.ready_samples < self.run.batch:
             return
-        taken: list[_Group] = []
+        taken: list[RunGroup] = []
         count = 0
         while count < self.run.batch:
             group = self.ready.popleft()
             part = min(group.samples, self.run.batch - count)
-            taken.append(_Group(group.version, group.replica, group.start_s, 0, part, group.end_s))
+            taken.append(RunGroup(group.version, group.replica, group.start_s, 0, part, group.end_s))
             count += part
             group.samples -= part
             if group.samples:
@@ -304,7 +266,7 @@ class _Simulation:
         self.trained_s = self.now_s
         if (len(self.batches) + 1) % self.run.sync_interval:
             self.close_batch(0.0)
-        elif self.run.update == "drain" and self.out:
+        elif self.run.update == "drain" and self.running:
             self.draining = self.now_s
         else:
             self.sync()
@@ -314,22 +276,10 @@ class _Simulation:
         # While it drains and syncs, nothing new starts; in flight the engines only stop for the swap.
         engines_s = run.sync_s if run.update == "drain" else run.swap_s
         for index, replica in enumerate(self.replicas):
-            self.advance(replica)
-            cache = run.prompt_tokens * len(replica.targets) + self.generated(replica)
-            recompute_s = run.prefill_token_s * cache if run.update == "interrupt" else 0.0
-            replica.paused_until_s = self.now_s + engines_s + recompute_s
+            replica.take_weights(self.now_s, engines_s, interrupted=run.update == "interrupt")
             self.schedule(index)
         self.draining = self.now_s if run.update == "drain" else None
         self.push(self.now_s + run.sync_s, _SYNCED, 0, 0, None)
-
-    def generated(self, replica: _Replica) -> float:
-        """Tokens that the running requests have generated so far: elapsed tokens since each began."""
-        if self.run.update != "interrupt" or not replica.targets:
-            return 0.0
-        mean = float(self.run.response_tokens.mean())
-        # Targets do not keep their start; in steady state a running request is length-biased half done.
-        square = float((self.run.response_tokens.astype(np.float64) ** 2).mean())
-        return len(replica.targets) * square / (2.0 * mean)
 
     def close_batch(self, sync_s: float) -> None:
         assert self.training is not None
@@ -348,21 +298,21 @@ class _Simulation:
         self.start()
         while len(self.batches) < batches:
             time_s, kind, _, index, stamp, group = heapq.heappop(self.events)
-            if kind == _SAMPLE and stamp != self.replicas[index].stamp:
+            if kind == _SAMPLE and stamp != self.stamps[index]:
                 continue
             self.step_to(time_s)
             if kind == _SAMPLE:
-                self.sample_ends(index)
-            elif kind in (_TOOLS, _DONE):
+                self.look_at(index)
+            elif kind == _DONE:
                 assert group is not None
-                (self.tools_end if kind == _TOOLS else self.sample_done)(group)
+                self.sample_done(group)
             elif kind == _TRAINED:
                 self.trained()
             else:
                 self.version += 1
                 self.draining = None
                 self.close_batch(self.run.sync_s)
-            if self.draining is not None and self.out == 0 and not self.syncing():
+            if self.draining is not None and self.running == 0 and not self.syncing():
                 self.sync()
             self.train()
             self.start()

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlperf.layout import FloatArray
+from rlperf.sim.rollout.tail import running_share
 from rlperf.sim.rollout.trajectories import Trajectories
 
+_PARTS = (np.arange(64) + 0.5) / 64
 _STEP, _STEPS, _NEAR = 1.1, 48, 1e-6
 """Grid on which the first steady state is looked for, from that in which everything is kept to 90 times as long, and
 how near numbers are found [1]."""
@@ -35,6 +37,8 @@ class BetweenTurns:
     own : tokens of contexts that wait longer than each, beyond what their groups share [tokens] ``[waits + 1]``
     pairs : of these tokens with what stands before them, read again [1] ``[waits + 1]``
     shared : tokens of a context that its group has in common, mean [tokens]
+    lengths : quantiles of what trajectories write, over their mean, the shortest first [1]
+    of_groups : share of the trajectories of groups under way that are so themselves (`running_share`) [1]
     """
 
     tool_s: FloatArray
@@ -44,6 +48,8 @@ class BetweenTurns:
     own: FloatArray
     pairs: FloatArray
     shared: float
+    lengths: FloatArray
+    of_groups: float
 
     @classmethod
     def of(cls, rl_steps: Sequence[Trajectories]) -> BetweenTurns:
@@ -75,6 +81,9 @@ class BetweenTurns:
             own=longer,
             pairs=_from_the_end(tokens * (before + tokens / 2.0) / n),
             shared=float(np.mean([each.beginnings.mean() for each in rl_steps])),
+            lengths=np.quantile(written := np.concatenate([each.generated_tokens for each in rl_steps]), _PARTS)
+            / written.mean(),
+            of_groups=running_share([(each.group, each.generated_tokens) for each in rl_steps]),
         )
 
     def kept_s(self, room: float, wait_s: float, rl_step_s: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost, recompute_s
-from rlperf.sim.rl_step.between_turns import BetweenTurns, crossing, first_steady_s
+from rlperf.sim.rl_step.between_turns import crossing, first_steady_s
 from rlperf.sim.rl_step.flow import Flow, Read
 
 
@@ -18,7 +18,7 @@ def steady_running(limits: EngineLimits, replicas: int, flow: Flow) -> float:
     Its share is of all batches under way: a staleness bound of k lets rollout run k batches ahead, so that many are
     rolled out at once where the trainer is the one that waits.
     """
-    share = max(flow.allowed.batches * flow.requests / replicas, 1.0)
+    share = flow.under_way(flow.allowed.batches, replicas)
     return max(min(float(limits.max_running), limits.kv_tokens / flow.context, share), 1.0)
 
 
@@ -49,13 +49,11 @@ def refilled(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Fl
 
     G generated tokens per rl_step, R replicas, C requests running at once (max_running, or what the cache holds at the
     mean context), k mean context in flight (`Flow.context`) [tokens]. Where ``readers`` others read the prompts, the
-    slower of both stations binds: max(G t_step / (C R), t_prefill / readers). Agents: `_of_agents`.
+    slower of both stations binds: max(G t_step / (C R), t_prefill / readers). Agents: `with_under_way`, of k batches
+    (how many there are hangs on the trainer: `ahead`).
     """
     if flow.waits is not None and not readers:
-        # how many batches are under way hangs on the trainer; what that many take to pass is the rl_step's latency
-        both = {flow.under_way(batches, replicas) for batches in (flow.allowed.batches, flow.allowed.most)}
-        found = [_of_agents(cost, limits, replicas, flow, flow.waits, most) for most in both]
-        return min(found, key=lambda each: each.seconds)
+        return with_under_way(cost, limits, replicas, flow, flow.under_way(flow.allowed.batches, replicas))
     running, read = steady_running(limits, replicas, flow), flow.read(caching=limits.prefix_caching)
     decode, prefill = _decode_s(cost, flow, running), _reading(cost, limits)(read)
     if readers:
@@ -63,9 +61,7 @@ def refilled(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Fl
     return Refilled((decode + prefill) / replicas, running, prefill / replicas)
 
 
-def _of_agents(
-    cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow, waits: BetweenTurns, most: float
-) -> Refilled:  # fmt: skip
+def with_under_way(cost: EngineStepCost, limits: EngineLimits, replicas: int, flow: Flow, most: float) -> Refilled:
     r"""The same of trajectories that leave the engine for their tools: a closed network of N (``most``) a replica.
 
     .. math::
@@ -79,6 +75,8 @@ def _of_agents(
     place while C is at its bound, each of the n turns that follow another for W R T / n. x is how long contexts are
     kept beside those that run (`BetweenTurns.kept_s`): what waits longer is read again.
     """
+    waits = flow.waits
+    assert waits is not None
     caching, group = limits.prefix_caching, float(flow.copies)
     shared = waits.shared if caching else 0.0
     own, read_s = max(flow.context - shared, 1.0), _reading(cost, limits)

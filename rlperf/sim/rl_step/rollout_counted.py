@@ -16,6 +16,8 @@ import numpy as np
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
+from rlperf.sim.rl_step.ahead import AT as AHEAD
+from rlperf.sim.rl_step.ahead import ahead
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.sim.rl_step.engine import Tabulated, engine_limits
 from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow, fewest
@@ -272,6 +274,24 @@ def counted_seconds(
             seconds, guessed[position] = _least_s(pool, counted)
         makespan[position] = demand.batch.rounds * seconds
     return makespan, steady, again, guessed
+
+
+def counted_ahead_s(
+    pools: Sequence[Engines], counted: Counted, rows: IntArray, count: int
+) -> FloatArray | None:  # fmt: skip
+    """Seconds of agents that run ahead by how many batches are under way, infinite but in the ``rows`` of the pools
+    ``[count][AHEAD]``; None: nobody does.
+    """
+    flow, made = counted.flow, dict[tuple[object, ...], FloatArray]()
+    if flow.waits is None or flow.allowed == ONE_BATCH:
+        return None
+    found = np.full((count, AHEAD.size), np.inf)
+    for row, pool in zip(rows.tolist(), pools, strict=True):
+        same = pool.cost, pool.writers, pool.limits
+        if same not in made:
+            made[same] = ahead(pool.cost, pool.limits, pool.writers, flow).seconds
+        found[row] = made[same]
+    return found
 
 
 def pools_of(

@@ -17,6 +17,7 @@ import numpy as np
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
 from rlperf.layout import FloatArray, IntArray, Layout, taken
 from rlperf.sim.remembered import Key
+from rlperf.sim.rl_step.ahead import ahead
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.flow import ONE_BATCH, Allowed, Flow
 from rlperf.sim.rl_step.refilled import interrupted_seconds, refilled
@@ -54,7 +55,9 @@ class RolloutStage:
     lent_s : makespan where engines on the trainer's devices join at shares of it (`lent.AT`) [s] ``[rows][AT]``; None:
         they never do
     ends_s : when each 64th of the groups is complete [s] ``[rows][ENDS]``; None: not asked for
-    evicted_s : what of ``steady_s`` reads contexts again that were evicted between turns [s]; None: not asked for
+    ahead_s : of agents that run ahead, the seconds per rl_step by how many batches are under way (`ahead.AT`) [s]
+        ``[rows][AT]``; None: nobody does
+    again_s : what of these reads contexts again that were evicted between turns [s] ``[rows][AT]``; None: not asked for
     """
 
     layout: Layout
@@ -69,7 +72,8 @@ class RolloutStage:
     weight_dtype: str
     lent_s: FloatArray | None = field(default=None, kw_only=True)
     ends_s: FloatArray | None = field(default=None, kw_only=True)
-    evicted_s: FloatArray | None = field(default=None, kw_only=True)
+    ahead_s: FloatArray | None = field(default=None, kw_only=True)
+    again_s: FloatArray | None = field(default=None, kw_only=True)
 
     def take(self, index: IntArray | slice) -> Self:
         """Some rows, by index."""
@@ -298,7 +302,9 @@ def simulated_rollout(
     n, flow = len(results), Flow.of(demand, allowed)
     groups = [part.group for part in served]
     engine = replicas.cost, replicas.limits, replicas.writers, flow
-    steady = refilled(*engine, replicas.readers)
+    steady, runs = refilled(*engine, replicas.readers), None
+    if flow.waits is not None and flow.allowed != ONE_BATCH and not replicas.readers:
+        runs = ahead(*engine)
     stage = RolloutStage(
         layout=layout.take(np.zeros(n, dtype=np.int64)),
         makespan_s=events.makespans_s(demand, replicas, results),
@@ -312,6 +318,7 @@ def simulated_rollout(
         weight_dtype=weight_dtype,
         lent_s=events.lent_s(demand, replicas, served, results) if replicas.lent else None,
         ends_s=events.ends_s(demand, replicas, served, results),
-        evicted_s=np.full(n, steady.again_s),
+        ahead_s=None if runs is None else np.tile(runs.seconds, (n, 1)),
+        again_s=None if runs is None else np.tile(runs.again_s, (n, 1)),
     )
     return stage, results

@@ -11,10 +11,11 @@ from rlperf.cost.parameters import parameters
 from rlperf.cost.speculation import draft_head
 from rlperf.cost.trainer.parallel import in_shards
 from rlperf.cost.weight_sync import SyncShape, adapter_payload, quantise_s, sync_payload, weight_sync_s
-from rlperf.layout import FloatArray
+from rlperf.layout import FloatArray, IntArray
+from rlperf.sim.rl_step.ahead import settled_s
 from rlperf.sim.rl_step.data_movement import BatchShape, data_movement_s, patch_bytes, route_bytes
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.modes import Execution, drained_s, step_seconds, trainer_work_s
+from rlperf.sim.rl_step.modes import Execution, drained_s, step_seconds, sync_pauses, trainer_work_s
 from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.sim.rl_step.rollout_stage import RolloutStage
 from rlperf.sim.rl_step.scorers import Beside
@@ -26,6 +27,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.modes import MODES, Form, Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration, Transport, WeightSyncFit
 
+EVERY = slice(None)
 APART: tuple[Transport, ...] = (
     "nccl",
     "packed_broadcast",
@@ -171,12 +173,29 @@ def stage_seconds(
     )  # fmt: skip
     # where finished requests are replaced at once, a batch takes its steady seconds, and its tail where engines drain
     flowing = execution.form == Form.REFILLED
+    if flowing.any():
+        steady = refilled_s(rollout, execution, times, r)
+        times = replace(times, rollout_steady_s=steady)
     if rollout.lent_s is not None:
         idle_from = np.where(execution.form == Form.BARRIER, trainer_work_s(times), 0.0)
         lent = read_off_s(rollout.lent_s[r], idle_from + around.lend_s) + around.return_s
         times = replace(times, rollout_s=np.where(flowing, makespan, np.minimum(lent, makespan)))
     alone = np.where(flowing, steady + drained_s(execution, times), times.rollout_s)
     return replace(times, rollout_s=alone, rl_step_s=step_seconds(execution, times))
+
+
+def refilled_s(
+    rollout: RolloutStage, execution: Execution, times: StageSeconds, rows: IntArray | slice = EVERY
+) -> FloatArray:  # fmt: skip
+    """What batches take engines that are refilled at once [s] ``[rows]``.
+
+    Agents that run ahead: beside such a trainer, since engines have not what it holds.
+    """
+    if rollout.ahead_s is None:
+        return rollout.steady_s[rows]
+    sync, pause, _ = sync_pauses(execution, times)
+    rest, apart = times.reward_s + trainer_work_s(times) + sync, rollout.makespan_s[rows] - rollout.group_s[rows]
+    return settled_s(rollout.ahead_s[rows], pause, rest, np.maximum(apart, 0.0), execution.grouped)
 
 
 def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]) -> FloatArray:

@@ -11,6 +11,7 @@ from rlperf.sim.rl_step.asynchronous import AsyncRun, Update
 from rlperf.sim.rl_step.flow import of_turns
 from rlperf.sim.rl_step.modes import Execution, trainer_work_s
 from rlperf.sim.rl_step.refilled import Refilled
+from rlperf.sim.rl_step.replicas import Agents
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.modes import Mode
@@ -47,19 +48,15 @@ def steady_run(
 
     Groups are drawn from those of all ``rl_steps``, and ``stages`` are means over them: one rl_step of few prompts is
     a sample, whose mean length is off by as much as its longest responses are rare. One token of every request of a
-    replica takes what the engine takes at the mean context (of all tokens of all turns, each at what stands before it;
-    of a single turn prompt + E[L^2] / E[L] / 2), linear between one running request and its share of the batches that
-    the staleness bound lets start. What engines read per rl_step is spread over all tokens: prompts, what tools write
-    (without prefix caching all that stands before a turn, too), and contexts that were evicted, as ``state`` says. The
-    framework says whether weights are taken in flight, and whether requests are interrupted; these compute their cache
-    again as in `recompute_s`.
+    replica takes what the engine takes at the mean context (prompt + E[L^2] / E[L] / 2), linear between one running
+    request and its share of the batches that the staleness bound lets start. What engines read per rl_step is spread
+    over all tokens, as ``state`` says. Agents are served turn by turn. The framework says whether weights are taken in
+    flight, and whether requests are interrupted; these compute their cache again as in `recompute_s`.
     """
     batch = len(rl_steps[0])
     size = batch // int(np.unique(rl_steps[0].group).size)
     lengths = np.concatenate([each.generated_tokens for each in rl_steps]).astype(np.float64)
     lengths = lengths[: lengths.size // size * size].reshape(-1, size)
-    tools = np.concatenate([np.bincount(each.turn_owner, each.tool_latency_s, len(each)) for each in rl_steps])
-    tools = tools[: lengths.size].reshape(-1, size)
     prompt = float(np.mean([each.prompt_tokens[each.offsets[:-1]].mean() for each in rl_steps]))
     context = of_turns(rl_steps)[0]
     slots = engine_slots(limits, context)
@@ -67,12 +64,14 @@ def steady_run(
     alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(running), running * context))
     each = (full - alone) / max(running - 1, 1)
     prefill_token_s = recompute_s(cost, float(limits.token_budget), running, context) / (running * context)
-    read_s = (state.read_s + state.again_s) * replicas
     update: Update = "in_flight" if framework.in_flight_updates else "drain"
     # an engine that does not take weights in flight stands still for the whole of a sync
     swap_s = float((stages.swap_s if framework.in_flight_updates else stages.weight_sync_s).mean())
     if framework.partial_rollout:
-        update, swap_s = "interrupt", swap_s + state.waiting_s
+        update = "interrupt"
+    agents = None if all(each.single_turn for each in rl_steps) else Agents.of(rl_steps, cost, limits)
+    if agents is not None:  # all that the staleness bound lets start; who of them runs, the engine decides
+        slots = -(-batch * (max_staleness + 1) // replicas)
     return AsyncRun(
         response_tokens=lengths,
         batch=batch,
@@ -80,9 +79,9 @@ def steady_run(
         replicas=replicas,
         slots=slots,
         token_s=max(alone - each, 0.0),
-        token_s_per_running=each + read_s * len(rl_steps) / float(lengths.sum()),
+        token_s_per_running=each + state.read_s * replicas * len(rl_steps) / float(lengths.sum()),
         wait_s=float(stages.reward_s.mean()),
-        tools_s=tools if tools.any() else None,
+        agents=agents,
         prompt_tokens=prompt,
         prefill_token_s=prefill_token_s,
         sync_s=float(stages.weight_sync_s.mean()),

@@ -48,6 +48,26 @@ class BlockCache:
         self.most = 0
         """Most blocks that were ever asked for, held and kept."""
 
+    def add_group(self, shared_tokens: int) -> int:
+        """A further group, whose trajectories share so many tokens of their first prompts; its number."""
+        self.shared.append(shared_tokens // self.block if self.sharing else 0)
+        self.holders.append(0)
+        self.prefix_left.append(0)
+        return len(self.shared) - 1
+
+    def add(self, group: int) -> None:
+        """A further trajectory of a group, numbered in turn."""
+        self.group.append(group)
+        self.own_left.append(0)
+
+    def forget(self) -> None:
+        """All that nobody holds is void."""
+        for key in self.unheld:
+            left, at = (self.own_left, key) if key >= 0 else (self.prefix_left, -1 - key)
+            left[at] = 0
+        self.unheld.clear()
+        self.unheld_blocks = 0
+
     def lookup(self, i: int, turn: int, tokens: int) -> int:
         """Tokens of a context of ``tokens`` that need no computation now."""
         if self.recorded is not None:

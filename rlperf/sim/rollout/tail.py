@@ -8,7 +8,7 @@ completions in order, and costs no further simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -149,6 +149,18 @@ def last_of_groups(group: IntArray, value: FloatArray) -> tuple[FloatArray, IntA
     last = np.zeros(len(names))
     np.maximum.at(last, index, value)
     return last, index
+
+
+def running_share(tokens: Sequence[tuple[IntArray, IntArray]]) -> float:
+    """Share of the samples of groups under way that run: E[L] / E[max L], L of one and max L of its group [1].
+
+    ``tokens``: of some rl_steps, group and tokens of every sample
+
+    >>> running_share([(np.array([0, 0, 1, 1]), np.array([1, 3, 2, 2]))])
+    0.8
+    """
+    longest = np.mean([last_of_groups(group, own.astype(np.float64))[0].mean() for group, own in tokens])
+    return float(np.mean([own.mean() for _, own in tokens]) / longest)
 
 
 def first_groups(group: IntArray, finish_s: FloatArray, count: int) -> tuple[BoolArray, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from rlperf.sim.rollout.cache import BlockCache
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.replica import PLAIN, simulate_replica
 from rlperf.sim.rollout.step_seconds import tabulated
-from rlperf.sim.rollout.trajectories import Trajectories
+from rlperf.sim.rollout.trajectories import Trajectories, Turns
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,26 +58,28 @@ def serve_turns(
     if not limits.chunked_prefill:
         found = simulate_replica(trajectories, cost, limits, options=options)
         return TurnsServed(found.trajectory_finish_s, found.roomy_tokens, found.full_places)
-    engine = _Engine(trajectories, cost, limits, options)
+    engine = TurnEngine(trajectories, cost, limits, options, len(trajectories))
     engine.run()
     roomy = np.inf if engine.full_cache else engine.cache.roomy_tokens
     return TurnsServed(np.array(engine.finish_s), roomy, engine.full_places)
 
 
-class _Engine:
+class TurnEngine:
     """One replica. Trajectories are numbers; columns are plain lists and what changes most is passed on, for speed.
 
     ``cut``, ``read`` : the admitted trajectory whose prompt is cut, and what of it is read; -1: none
     ``ready`` : those whose prompt is complete in the engine_step at hand
     ``ends`` : (engine_step at whose begin it has left, trajectory) of each that writes, a heap
+    ``at`` : the time, the engine_step, how many write and how many tokens they have in the cache
+    ``ended`` : trajectories in the order in which they have ended, at ``finish_s``
     """
 
     def __init__(
-        self, trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions
+        self, trajectories: Trajectories, cost: EngineStepCost, limits: EngineLimits, options: EngineOptions, most: int
     ) -> None:
         n = len(trajectories)
         slots = options.trajectories or n
-        self.places, self.budget = int(min(limits.max_running, limits.token_budget, n)), limits.token_budget
+        self.places, self.budget = int(min(limits.max_running, limits.token_budget, most)), limits.token_budget
         self.seconds = tabulated(cost, self.places, PLAIN)
         self.cache = BlockCache(trajectories, limits)
         self.prompt: list[int] = trajectories.prompt_tokens.tolist()
@@ -93,13 +95,51 @@ class _Engine:
         self.cut, self.read = -1, 0
         self.ready: list[int] = []
         self.full_cache = self.full_places = False
+        self.at, self.ended = (0.0, 0, 0, 0), list[int]()
 
-    def run(self) -> None:
-        """From event to event: turns end, arrive, are read beside those who write, or write alone."""
+    @classmethod
+    def empty(cls, cost: EngineStepCost, limits: EngineLimits) -> TurnEngine:
+        """A replica that waits for trajectories, which `add` brings one by one."""
+        none = Trajectories.of(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        return cls(none, cost, limits, PLAIN, limits.max_running)
+
+    @property
+    def now_s(self) -> float:
+        """Until when all is settled [s]."""
+        return self.at[0]
+
+    def add(self, turns: Turns, group: int, at_s: float) -> None:
+        """A further trajectory arrives, of one of the cache's groups."""
+        i = len(self.turn)
+        self.turn.append(len(self.prompt))
+        self.prompt.extend(turns.prompt)
+        self.response.extend(turns.response)
+        self.tool_s.extend(turns.tool_s)
+        self.last_turn.append(len(self.prompt) - 1)
+        self.finish_s.append(0.0)
+        self.cache.add(group)
+        heappush(self.arrivals, (at_s, i))
+
+    def void(self) -> tuple[float, float]:
+        """Forget all contexts that wait for a tool; how many run, and their mean context [tokens]."""
+        _, _, running, keys = self.at
+        self.cache.forget()
+        return float(running), keys / max(running, 1)
+
+    def pause(self, now_s: float, seconds: float) -> None:
+        """Stand still for so long from now on."""
+        now, step, running, keys = self.at
+        self.at = max(now, now_s) + seconds, step, running, keys
+
+    def run(self, until_s: float = inf) -> None:
+        """From event to event: turns end, arrive, are read beside those who write, or write alone.
+
+        ``until_s``: what lasts beyond is settled all the same.
+        """
         ends, arrivals, waiting, places = self.ends, self.arrivals, self.waiting, self.places
         fixed_s, per_key_s = self.seconds.fixed_s, self.seconds.per_key_s
-        now, step, running, keys = 0.0, 0, 0, 0
-        while arrivals or running or waiting or self.cut >= 0:
+        now, step, running, keys = self.at
+        while now < until_s and (arrivals or running or waiting or self.cut >= 0):
             if running and ends[0][0] <= step:
                 left, computed = self._leave(now, step, running, keys)
                 running, keys = running - left, keys - computed
@@ -116,15 +156,17 @@ class _Engine:
             if running:  # engine_steps that read nothing, until a turn ends or the next one has come
                 count, held = ends[0][0] - step, keys + running
                 fixed, per_key = fixed_s[running], per_key_s[running]
-                if arrivals and not waiting:
+                due = arrivals[0][0] if arrivals and arrivals[0][0] < until_s else until_s
+                if due < inf and not waiting:
                     if running >= places:
                         self.full_places = True
-                    elif count * (pace := fixed + per_key * held) > (delay := arrivals[0][0] - now):
+                    elif count * (pace := fixed + per_key * held) > (delay := due - now):
                         count = ceil(delay / pace)
                 now += count * fixed + per_key * (count * held + running * (count * (count - 1) // 2))
                 step, keys = step + count, keys + running * count
             elif arrivals:
-                now = arrivals[0][0]
+                now = min(arrivals[0][0], until_s)
+        self.at = now, step, running, keys
 
     def _leave(self, now: float, step: int, running: int, keys: int) -> tuple[int, int]:
         """Turns are complete, and their tools are called, or another trajectory starts: how many, and their tokens."""
@@ -143,6 +185,7 @@ class _Engine:
                 continue
             cache.release(i, computed, resumes=False)
             self.finish_s[i] = now
+            self.ended.append(i)
             if self.later:
                 heappush(self.arrivals, (now, self.later.popleft()))
         return left, tokens

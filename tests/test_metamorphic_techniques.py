@@ -39,6 +39,12 @@ def _asked(data: Data) -> bool:
     return True
 
 
+def test_what_a_framework_cannot_be_asked_for_has_no_cheapest_cluster() -> None:
+    """The study ended there with an error after some 400 pairs."""
+    asked = {**run.job(Random(0)), "framework": "rlinf", "algorithm": "dapo", "modes": ["colocated"], "nodes": 1}
+    assert run.cheapest(asked, ["dgx_h100=2.0"]) is None
+
+
 def test_a_rule_whose_jobs_nothing_fits_is_named_after_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "objective", lambda data, change=None: data["takes"])
     tried = []

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import rlperf
-from rlperf.cli.profiles import KINDS, _names, show
+from rlperf.cli.profiles import KINDS, _names, app, show
 from rlperf.errors import SpecError
 from rlperf.specs import profiles
 from rlperf.specs.calibration import load_device_calibration
@@ -412,3 +413,9 @@ def test_no_two_devices_share_a_drivers_name() -> None:
     files = [find_profile("devices", name) for name in profile_names("devices")]
     words = [(product_words(name), file) for file in files for name in {file.stem, *_aliases(file)}]
     assert len({each for each, _ in words}) == len(set(words))
+
+
+@pytest.mark.parametrize("words", [["list", "links"], ["show", "h100"]])
+def test_every_json_form_has_the_version_of_its_schema(words: list[str]) -> None:
+    """docs/interfaces.md says so; those of profiles, calibrations and converted lengths had none."""
+    assert json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["schema_version"] == 1

@@ -44,7 +44,6 @@ def logs(
     if as_json:
         print_json(
             {
-                "schema_version": 1,
                 "file": None if target is None else str(target),
                 "rl_steps": fit.steps,
                 "noise": dict(fit.noise),

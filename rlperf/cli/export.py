@@ -34,7 +34,7 @@ def export(
 
     written = write_file(plan, framework, out)
     if as_json:
-        print_json({"schema_version": 1, "files": [str(path) for path in written]})
+        print_json({"files": [str(path) for path in written]})
         return
     screen = console()
     for path in written:

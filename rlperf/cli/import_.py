@@ -58,7 +58,6 @@ def import_(
     if as_json:
         print_json(
             {
-                "schema_version": 1,
                 "framework": imported.adapter.name,
                 "version": imported.target.version,
                 "job": job.model_dump(mode="json", exclude_none=True),

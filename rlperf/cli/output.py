@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -66,7 +66,12 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: s
     screen.print(text_table(heads, rows, screen.width, title=title))
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Mapping[str, Any]) -> None:
+    """A form as one JSON document on stdout, the version of its schema in it."""
+    write_json({"schema_version": 1, **value})
+
+
+def write_json(value: Any) -> None:
     """One JSON document on stdout; not-a-number and infinities become null."""
     plain = not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
     sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=plain, allow_nan=False) + "\n")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlperf.cli.output import print_json
+from rlperf.cli.output import write_json
 from rlperf.errors import SpecError, did_you_mean
 
 NAMES = ("job", "sweep", "plan", "predict", "validate", "cluster", "device", "architecture")
@@ -51,4 +51,4 @@ def schema(name: Annotated[str, typer.Argument(help=", ".join(NAMES))]) -> None:
 
     Example: rlperf schema job > job.schema.json
     """
-    print_json(schema_of(name))
+    write_json(schema_of(name))

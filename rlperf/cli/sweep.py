@@ -45,9 +45,7 @@ def sweep(
         raise
     best = found.best()
     if as_json:
-        print_json(
-            {"schema_version": 1, "points": found.checked.points, "counts": found.counts, "best": best, "files": names}
-        )
+        print_json({"points": found.checked.points, "counts": found.counts, "best": best, "files": names})
     else:
         from rlperf.report.sweep_text import print_sweep
 

@@ -49,7 +49,7 @@ def verdict(
     said = verdict_of(found)
     if as_json:
         plain = None if said is None else {**asdict(said), "normal": said.normal, "line": said.line}
-        print_json({"schema_version": 1, "verdict": plain, "notes": list(found.notes)})
+        print_json({"verdict": plain, "notes": list(found.notes)})
     else:
         lines = ["no verdict: time could not be predicted", *found.notes] if said is None else lines_of(said)
         for line in (*lines, *assumed_lines(found.imported, cluster, workload or rollouts)):

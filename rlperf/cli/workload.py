@@ -245,7 +245,6 @@ def _fidelity_json(result: Fidelity) -> dict[str, Any]:
     maximum = result.group_maximum
     content = asdict(result)
     return {
-        "schema_version": 1,
         "system_bias": result.system_bias,
         "system_bias_noise": result.system_bias_noise,
         "interval_coverage": result.interval_coverage,

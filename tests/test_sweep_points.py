@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlperf.api import ask, asked, sweep_job
+from rlperf.api import ask, asked, plan_job, sweep_job
 from rlperf.errors import InfeasibleError, SpecError
 from rlperf.plan.predict import predict_job
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import screen
+from rlperf.report.plan_files import plan_yaml
 from rlperf.specs.job import Job
 from rlperf.sweep import Sweep, SweepResult, check_sweep, read_sweep
 from rlperf.sweep.columns import DECIDED, RESULTS, columns_of
@@ -271,3 +272,11 @@ def test_a_job_in_place_of_a_sweep_is_told_what_a_sweep_is(tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
     with pytest.raises(SpecError, match=r"is a job, no sweep \(a sweep names it .* \{job: job.yaml, grid: "):
         read_sweep(tmp_path / "job.yaml")
+
+
+def test_a_sweep_of_a_plans_file_is_one_of_the_job_that_it_answers(tmp_path: Path) -> None:
+    """Every command that takes a job takes a plan.yaml; a sweep named fifteen unknown fields of it."""
+    plan = plan_job(Job.model_validate(JOB))
+    (tmp_path / "plan.yaml").write_text(plan_yaml(plan))
+    (tmp_path / "sweep.yaml").write_text("{job: plan.yaml, grid: {nodes: [1, 2]}}")
+    assert read_sweep(tmp_path / "sweep.yaml").base == plan.question.stated()

@@ -12,11 +12,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlperf.errors import Problem, SpecError
+from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.question.context import Context
 from rlperf.specs.choice import counted, plain
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
+from rlperf.specs.job_document import read_job_document
 from rlperf.specs.reader import Document, Key, problems_of, read_document, validate
 from rlperf.sweep.axes import MOST_POINTS, axis_length, axis_values
 from rlperf.sweep.paths import with_values
@@ -38,7 +40,7 @@ class Sweep(Frozen):
 
     schema_version: Literal[1] = 1
     name: str = "sweep"
-    job: str | dict[str, Any] = Field(description="path of a job file, or the job itself")
+    job: str | dict[str, Any] = Field(description="path of a job file or of a plan.yaml, or the job itself")
     method: Method = Field(
         "screen",
         description="screen: closed forms, the best of what a point leaves open; events: that candidate by event "
@@ -163,7 +165,9 @@ def _job(sweep: Sweep, where: Document, folder: Path | None) -> tuple[Job, Path 
     path = Path(sweep.job).expanduser()
     if folder is not None and not path.is_absolute():
         path = folder / path
-    return validate(read_document(path), Job), path.resolve().parent
+    document = read_job_document(path)
+    plan = plan_in(document)
+    return plan.question if plan else validate(document, Job), path.resolve().parent
 
 
 def _sizes(sweep: Sweep, where: Document) -> dict[str, int]:

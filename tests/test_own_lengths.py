@@ -44,6 +44,8 @@ def test_plain_json_lines_are_read_like_the_csv(tmp_path: Path) -> None:
     for name in ("prompt_tokens", "response_tokens", "group", "rl_step", "turn"):
         np.testing.assert_array_equal(getattr(found, name), getattr(same, name))
     assert found.group_size == 4
+    text = read_recording(written(tmp_path / "text.jsonl", plain(32, max_response_tokens=" 5000"))).lengths
+    assert text.max_response_tokens == 5000
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,11 @@ def test_plain_json_lines_are_read_like_the_csv(tmp_path: Path) -> None:
         ([*plain(3), {"prompt_tokens": 5, "response_tokens": 0, "group": 0}], r":4: column response_tokens must be at"),
         ([*plain(3), {"prompt_tokens": 5, "response_tokens": "many", "group": 0}], r"response_tokens must hold whole"),
         ([*plain(3), {"prompt_tokens": None, "response_tokens": 4, "group": 0}], r":4: column prompt_tokens has an em"),
+        (
+            plain(3, tool_latency_s=None),
+            r":1: column tool_latency_s has an empty cell \(leave tool_latency_s out, which",
+        ),
+        (plain(3, max_response_tokens="8k"), r"column max_response_tokens must be at least 1"),
     ],
 )
 def test_a_mistake_that_every_line_repeats_is_one_error(

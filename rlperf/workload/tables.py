@@ -71,6 +71,9 @@ def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:
 
     if "rl_step" not in frame.columns and "step" in frame.columns and frame["step"].dtype.is_integer():
         frame = frame.rename({"step": "rl_step"})
+    if _CAP in frame.columns and frame[_CAP].dtype == pl.String:
+        cap = frame[_CAP].str.strip_chars().cast(pl.Int64, strict=False)
+        frame = frame if cap.null_count() > frame[_CAP].null_count() else frame.with_columns(cap)
     told = [name for name in ("group", "trajectory") if name in frame.columns and frame[name].dtype == pl.String]
     return frame.with_columns(
         pl.col([name for name in told if not frame[name].null_count()]).rank("dense").cast(pl.Int64) - 1
@@ -110,7 +113,8 @@ def sound_rows(frame: pl.DataFrame, source: str, lines: Int | None = None) -> tu
         column, damaged, told = _numbers(frame[name])
         numbers.append(column)
         if damaged.all():
-            raise SpecError(Problem(told[0], source, int(lines[0])))
+            hint = None if name in NEEDED else f"leave {name} out, which may be missing"
+            raise SpecError(Problem(told[0], source, int(lines[0]), hint))
         problems += (Problem(words, source, int(line)) for words, line in zip(told, lines[damaged], strict=True))
         wrong |= damaged
     frame = frame.with_columns(numbers)

@@ -79,15 +79,17 @@ class Explained:
         ])  # fmt: skip
 
     def __str__(self) -> str:
-        return "\n".join(filter(None, (self.ended, str(self.causes))))
+        scaling = str(self.scaling) if self.scaling else ""
+        return "\n".join(filter(None, (self.ended, scaling, str(self.causes))))
 
     def _repr_html_(self) -> str:
         rows = [
-            (each.kind.replace("_", " "), each.nature, human_seconds(each.loss_s), f"{each.share:.0%}",
+            (each.kind.replace("_", " "), each.nature_words, human_seconds(each.loss_s), f"{each.share:.0%}",
              f"{each.where}: {each.evidence}", "; ".join(map(str, each.advice)))
             for each in self.causes.causes
         ]  # fmt: skip
         head = f"<p>{escape(self.ended)} <b>rl_step {human_seconds(self.causes.rl_step_s)}</b></p>"
+        head += f"<pre>{escape(str(self.scaling))}</pre>" if self.scaling else ""
         return head + notebook.table(("cause", "nature", "loss", "share", "where, evidence", "advice"), rows)
 
 

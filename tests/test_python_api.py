@@ -508,7 +508,10 @@ def test_every_answer_is_plain_data_a_frame_and_a_table(tmp_path: Path) -> None:
     frame = why.to_frame()
     assert frame["loss_s"].to_list() == [cause.loss_s for cause in why.causes.causes]
     assert "at most" in frame["advice"][0] or "simulated" in frame["advice"][0]
-    assert f"<td>{why.causes.causes[0].kind.replace('_', ' ')}</td>" in why._repr_html_()
+    assert f"<td>{why.causes.causes[0].kind.replace('_', ' ')}</td><td>by design</td>" in why._repr_html_()
+    grown = rlperf.explain(JOB, scale=(8, 16))
+    assert str(grown.scaling).startswith("scaling: 8 devices ")
+    assert str(grown.scaling) in str(grown) and str(grown.scaling) in grown._repr_html_()
     done = CliRunner().invoke(app, ["explain", str(saved(tmp_path)), "--json"])
     assert json.loads(done.stdout) == json.loads(json.dumps(why.to_dict()))
     found = gains(JOB, ("prefix caching",), draws=1)

@@ -75,22 +75,16 @@ def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
     path = ", ".join(f"{name.replace('_', ' ')} {time(seconds)}" for name, seconds in found.critical_s[:8])
     screen.print(f"critical path: {path}")
     if scaling is not None:
-        steps = ", ".join(f"{n}: {time(s)}" for n, s in zip(scaling.devices, scaling.rl_step_s, strict=True))
-        screen.print(
-            f"scaling: {steps}; {time(scaling.scaling_loss_s)} lost against ideal (devices ^ {scaling.ideal:g})"
-        )
-        for row in scaling.activities[:3]:
-            screen.print(f"  {row.activity.replace('_', ' ')} goes with devices ^ {row.slope:.2f}, "
-                         f"{row.share:.0%} of the rl_step")  # fmt: skip
+        screen.print(f"{scaling}")
     if not any(c.nature == "fault" for c in found.causes):
         screen.print("nothing is abnormal; what the rl_step pays by design:" if found.causes else "nothing is abnormal")
     table = Table(box=None, pad_edge=False)
     for name in ("", "cause", "loss", "share", "where, evidence"):
         table.add_column(name, justify="right" if name in ("loss", "share") else "left")
     for number, cause in enumerate(found.causes, start=1):
-        mark = "[bold]fault[/bold]" if cause.nature == "fault" else "by design"
+        nature = f"[bold]{cause.nature_words}[/bold]" if cause.nature == "fault" else cause.nature_words
         table.add_row(
-            f"{number} {mark}", cause.kind.replace("_", " "), time(cause.loss_s), f"{cause.share:.0%}",
+            f"{number} {nature}", cause.kind.replace("_", " "), time(cause.loss_s), f"{cause.share:.0%}",
             f"{cause.where}: {cause.evidence}",
         )  # fmt: skip
     if found.causes:

@@ -54,9 +54,13 @@ class Cause:
     part: int = -1
     method: Literal["replay", "simulation"] = "replay"
 
+    @property
+    def nature_words(self) -> str:
+        """``fault`` or ``by design``."""
+        return "fault" if self.nature == "fault" else "by design"
+
     def __str__(self) -> str:
-        nature = "fault" if self.nature == "fault" else "by design"
-        named = f"{self.kind.replace('_', ' ')} ({nature}) at {self.where}"
+        named = f"{self.kind.replace('_', ' ')} ({self.nature_words}) at {self.where}"
         return f"{named}: {human_seconds(self.loss_s)}, {self.share:.0%}; {self.evidence}"
 
 
@@ -151,7 +155,7 @@ def simulated(cause: Cause, loss_s: float, rl_step_s: float) -> Cause:
 
 
 def _by_design(share: float) -> str:
-    return f"{share:.1%} of the rl_step if it were ideal"
+    return f"without it the rl_step is {share:.1%} shorter"
 
 
 def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:

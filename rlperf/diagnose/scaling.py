@@ -12,6 +12,7 @@ from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph
 from rlperf.diagnose.faults import Fault, Thresholds
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
+from rlperf.units import human_seconds
 
 # What should not grow with the devices. A stage that only stays as long as it was is a limit of the plan and is ranked
 # in `activities`; tail and imbalance of the other stages are found within one scale.
@@ -39,6 +40,10 @@ class ScalingLoss:
     loss: float
     excess_s: float
 
+    def __str__(self) -> str:
+        named = self.activity.replace("_", " ")
+        return f"{named} goes with devices ^ {self.slope:.2f}, {self.share:.0%} of the rl_step"
+
 
 @dataclass(frozen=True)
 class ScalingExplanation:
@@ -59,6 +64,12 @@ class ScalingExplanation:
     scaling_loss_s: float
     activities: tuple[ScalingLoss, ...]
     largest: Explanation
+
+    def __str__(self) -> str:
+        steps = zip(self.devices, self.rl_step_s, strict=True)
+        takes = ", ".join(f"{devices:,} devices {human_seconds(seconds)}" for devices, seconds in steps)
+        lost = f"{human_seconds(self.scaling_loss_s)} lost against ideal (devices ^ {self.ideal:g})"
+        return "\n".join([f"scaling: {takes}; {lost}", *(f"  {each}" for each in self.activities[:3])])
 
 
 def explain_scales(

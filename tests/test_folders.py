@@ -153,6 +153,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_planning(tmp_path: Pa
     done = rlperf("plan", "job.yaml", "--out", "job.yaml/plan", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "job.yaml: is a file, a folder is due" in done.stderr
+    with pytest.raises(SpecError, match=r"x{300}: cannot be written: File name too long"):
+        check_folder(tmp_path / ("x" * 300))
     check_folder(tmp_path / "new" / "plan")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)

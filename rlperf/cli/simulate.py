@@ -121,7 +121,7 @@ def _print(summary: dict[str, Any]) -> None:
 
     screen = console()
     screen.print(
-        f"[bold]{summary['job']}[/bold]: {summary['trajectories']} trajectories, "
+        f"[bold]{summary['job']}[/bold]: {summary['trajectories']:,} trajectories, "
         f"{summary['generated_tokens']:,} tokens in [bold]{human_seconds(summary['makespan_s'])}[/bold] "
         f"({summary['tokens_per_s']:,.0f} tokens/s)"
     )
@@ -132,7 +132,7 @@ def _print(summary: dict[str, Any]) -> None:
     lost = summary["lost_device_s"].items()
     shares_lost = [(CAUSES[name], f"{each:,.0f}", f"{100 * each / device_s:.1f} %") for name, each in lost]
     print_table(("lost to", "device seconds", "share"), shares_lost)
-    screen.print(f"preemptions {summary['preemptions']}, prefix hits {summary['prefix_hit_tokens']:,} tokens")
+    screen.print(f"preemptions {summary['preemptions']:,}, prefix hits {summary['prefix_hit_tokens']:,} tokens")
     if found := summary["steady"]:
         shares = ", ".join(f"{100 * share:.0f} % {behind}" for behind, share in enumerate(found["staleness"]) if share)
         screen.print(

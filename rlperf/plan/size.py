@@ -102,22 +102,20 @@ class Sizing:
     @property
     def verdict(self) -> str:
         """What was found, in a line."""
-        return f"{self._found}: {self._why}" if self.best else f"none{self.nearest and f' ({self.nearest})'}"
-
-    @property
-    def _found(self) -> str:
         if self.best is None:
-            return "none"
-        words = f"{self.best.nodes} node{'s' if self.best.nodes > 1 else ''} of {self.best.cluster}"
-        if self.best.rollout_nodes is not None and self.plan is not None:
-            words += f" and {self.best.rollout_nodes} of {self.plan.job.pool('rollout').cluster}"
+            return f"none{self.nearest and f' ({self.nearest})'}"
+        return f"{self._named(self.best)}: {self._why(self.best)}"
+
+    def _named(self, best: SizeRow) -> str:
+        words = f"{best.nodes} node{'s' if best.nodes > 1 else ''} of {best.cluster}"
+        if best.rollout_nodes is not None and self.plan is not None:
+            words += f" and {best.rollout_nodes} of {self.plan.job.pool('rollout').cluster}"
         return words
 
-    @property
-    def _why(self) -> str:
+    def _why(self, best: SizeRow) -> str:
         if self.by == "usd":
             return f"the cheapest{self._ties}"
-        several = len({row.cluster for row in self.rows}) > 1 or (self.best and self.best.rollout_nodes) is not None
+        several = len({row.cluster for row in self.rows}) > 1 or best.rollout_nodes is not None
         if not several or not self.unpriced:
             return "the fewest devices"
         lack = f"{' and '.join(self.unpriced)} {'has' if len(self.unpriced) == 1 else 'have'} no price"
@@ -187,7 +185,7 @@ class Sizing:
             return "; ".join([f"{self.target}: {self.verdict} of {len(self.rows)} clusters tried", *notes])
         cost = "" if self.best.usd_per_step is None else f", {human_usd(self.best.usd_per_step)} USD"
         takes = f"{human_seconds(self.best.rl_step_s)} per rl_step{cost}"
-        return f"{self.target}: {self._found}, {takes}: {self._why}"
+        return f"{self.target}: {self._named(self.best)}, {takes}: {self._why(self.best)}"
 
     def _repr_html_(self) -> str:
         head = ("cluster", "nodes", "devices", "rl_step", "USD per rl_step", "meets", "note")

@@ -46,7 +46,8 @@ def write_atomic(path: Path | str, content: str | bytes | Iterable[bytes], *, ex
 
 def check_folder(folder: Path) -> None:
     """That a folder is none of another kind and can be made and written, as far as can be told before the work."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    with _writing(folder):
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():
         raise SpecError(Problem("is a file, a folder is due", str(there)))
     if not os.access(there, os.W_OK | os.X_OK):

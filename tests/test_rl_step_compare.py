@@ -178,7 +178,9 @@ def test_the_header_of_an_exported_plan_names_its_cluster(tmp_path: Path) -> Non
     (tmp_path / "config.sh").write_text(plan_texts(plan)["config.sh"])
     assert job_of_config(import_config([tmp_path / "config.sh"])).cluster == "dgx_a100"
     config.write_text(text.replace("for dgx_a100:", "for nobody_knows:"))
-    assert assumed_lines(import_config([config]), None, "math") == ["assumed: cluster dgx_h100"]
+    assert assumed_lines(import_config([config]), None, "math") == [
+        "assumed: cluster dgx_h100, where the file's header has nobody_knows"
+    ]
 
 
 def test_the_header_of_an_exported_plan_names_the_rollouts_own_cluster(tmp_path: Path) -> None:
@@ -206,7 +208,9 @@ def test_the_header_of_an_exported_plan_names_its_lengths(tmp_path: Path) -> Non
         imported = import_config([config])
         assert job_of_config(imported).tasks[0].workload == read
         assert job_of_config(imported, workload="searching").tasks[0].workload == "searching"
-        told = f"{read}, as the file's header says" if read != "math" else "math"
+        told = (
+            f"math, where the file's header has {lengths}" if read == "math" else f"{read}, as the file's header says"
+        )
         assert assumed_lines(imported, "dgx_a100", None) == [f"assumed: workload {told}"]
         asked = _configuration(config, None, "dgx_a100", None)
         assert asked.question.context.job.tasks[0].workload == read

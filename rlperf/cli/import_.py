@@ -75,7 +75,8 @@ def import_(
     for item, what in problems:
         hint = f" ({item.suggestion})" if item.suggestion else ""
         screen.print(f"{item.where}: {what} {item.key}{hint}", soft_wrap=True, markup=False)
-    screen.print(f"{len(imported.filled())} performance keys left to the defaults of {imported.framework}")
+    if left := len(imported.filled()):
+        screen.print(f"{left} performance keys left to the defaults of {imported.framework}")
     for text in assumed:
         screen.print(f"assumed: {text}")
 

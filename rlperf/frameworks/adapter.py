@@ -38,7 +38,7 @@ class Limitation:
     loss: str
 
     def __str__(self) -> str:
-        return f"{self.asked}: cannot be expressed; nearest: {self.nearest}; {self.loss}"
+        return f"{self.asked}; nearest: {self.nearest}; {self.loss}"
 
 
 _NO_ROLLOUT = frozenset({"sft", "dpo", "kto", "orpo", "rm", "reward", "generation", "eval"})

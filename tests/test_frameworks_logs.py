@@ -142,7 +142,11 @@ def test_what_is_no_log_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("hello\n")
     (tmp_path / "b.jsonl").write_text('{"step": 1, "loss": 3}\n{"step": 2,\n')
     (tmp_path / "c.jsonl").write_text('{"step": 1, "loss": 3}\n')
-    for name, message in (("a.log", "no step metrics"), ("b.jsonl", "b.jsonl:2"), ("c.jsonl", "no known framework")):
+    (tmp_path / "d.csv").write_text("step,prompt_tokens,response_tokens\n1,5,9\n2,5,9\n")
+    lengths = r"no known framework \(`rlperf workload show .*d\.csv` reads lengths\)"
+    for name, message in (
+        ("a.log", "no step metrics"), ("b.jsonl", "b.jsonl:2"), ("c.jsonl", "no known framework$"), ("d.csv", lengths)
+    ):  # fmt: skip
         with pytest.raises(SpecError, match=message):
             read_log([tmp_path / name])
 

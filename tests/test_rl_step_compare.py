@@ -226,6 +226,9 @@ def test_the_header_of_an_exported_plan_states_its_rewards(tmp_path: Path) -> No
     config = tmp_path / "config.yaml"
     config.write_text(plan_texts(plan_job(question.context, facts=question.facts))["config.yaml"])
     assert "; lengths of math, rewards 20 s.\n" in config.read_text()
+    damaged = tmp_path / "damaged.yaml"
+    damaged.write_text(config.read_text().replace("rewards 20 s", "rewards e s, , trajectories at once"))
+    assert job_of_config(import_config([damaged])).tasks[0].reward_s is None
     imported = import_config([config])
     assert job_of_config(imported).tasks[0].reward_s == 20.0
     assert job_of_config(imported, workload="programming").tasks[0].reward_s is None

@@ -305,8 +305,7 @@ def usual_workload(imported: Imported) -> tuple[str, str]:
 def planned_reward(imported: Imported, workload: str | None) -> float | None:
     """Seconds of the rewards that the header of an exported file states; None where other lengths are asked for."""
     planned = imported.source.planned
-    stated = re.fullmatch(r"[0-9.e+-]+", planned.reward) and workload in (None, planned.lengths)
-    return float(planned.reward) if stated else None
+    return planned.reward_s if workload in (None, planned.lengths) else None
 
 
 def job_of(

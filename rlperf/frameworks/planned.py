@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +57,11 @@ class Planned:
         found = _PLANNED_FOR.search(text)
         return cls(**found.groupdict(default="")) if found else None
 
+    @property
+    def reward_s(self) -> float | None:
+        """Seconds of rewards; None where none are stated."""
+        return _number(self.reward)
+
     def told(self, run: Run) -> Run:
         """A run of the same lengths with what no key says of it; prompts that a key has rolled out stay."""
         batch = replace(
@@ -63,18 +69,22 @@ class Planned:
             max_trajectories=_count(self.at_once) or run.batch.max_trajectories,
             generated_prompts=run.batch.generated_prompts or _count(self.generated),
         )
-        accepted = _share(self.accepted) or run.rollout.draft_acceptance
+        accepted = _number(self.accepted) or run.rollout.draft_acceptance
         return replace(run, batch=batch, rollout=run.rollout.having(draft_acceptance=accepted))
 
 
+def _number(text: str) -> float | None:
+    """A number as headers write it; None where there is none, as people may have changed them."""
+    try:
+        return float(text) if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
+
+
 def _count(text: str) -> int | None:
-    """A number as headers write it; None where there is none."""
-    return int(text.replace(",", "")) if text else None
-
-
-def _share(text: str) -> float | None:
-    """A share as headers write it; None where there is none."""
-    return float(text) if re.fullmatch(r"[0-9.e-]+", text) else None
+    """The same of a whole number, with commas."""
+    number = _number(text.replace(",", ""))
+    return None if number is None else int(number)
 
 
 def planned_for(phase: Phase, job: Job) -> str:
@@ -89,7 +99,7 @@ def planned_for(phase: Phase, job: Job) -> str:
 
 def _told(tasks: list[Task], phase: Phase, job: Job) -> list[str]:
     """Lengths of the tasks, and what is told beside them; seconds of rewards where there is one task."""
-    words = [_named(str(task.workload)) for task in tasks]
+    words = [_named(task.workload) for task in tasks]
     rolled = [task.generated_prompts or 0 for task in tasks] if job.algorithm == "dapo" else []
     accepted, most = job.pool("rollout").settings.draft_acceptance, phase.settings.max_trajectories
     if len(tasks) == 1 and tasks[0].reward_s is not None:

@@ -318,11 +318,11 @@ take of the same loads (4 pairs), as drafted tokens would make them."""
 def release_of(version: str) -> str:
     """The release of a version as people write it: its first two numbers, or the word that it starts with.
 
-    >>> [release_of(one) for one in ("0.12.1", "v0.19.0rc2", "1.2.0rc6.post2", "1.2.0rc6.post3", "nightly-2026", "")]
+    >>> [release_of(one) for one in ("0.12.1", "v0.19.0rc2", "1.2.0rc6.post2", "v1.2.0rc6.post3", "nightly-2026", "")]
     ['0.12', '0.19', '1.2', '1.2.0rc6.post3', 'nightly', '']
     """
     written = version.strip().lower()
-    if written in _BUILDS_APART:
-        return written
+    if (build := written.removeprefix("v")) in _BUILDS_APART:
+        return build
     found = re.match(r"v?(\d+\.\d+)|([a-z]+)", written)
     return (found.group(1) or found.group(2)) if found else ""

@@ -15,6 +15,7 @@ from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.specs.reader import read_text, reading
 from rlperf.specs.step_log import STAGES, FloatArray, StepLog
 from rlperf.units import MOST, MOST_COUNT
+from rlperf.workload.tables import NEEDED
 
 Metrics = dict[int, dict[str, float]]
 """rl_step -> metric -> value."""
@@ -44,8 +45,10 @@ def read_log(paths: Sequence[Path | str], framework: str | None = None) -> StepL
         )
     chosen = framework or _recognised(metrics)
     if chosen is None:
-        known = sorted({name for values in metrics.values() for name in values})[:5]
-        raise SpecError(Problem(f"its metrics ({', '.join(known)} ...) belong to no known framework", str(paths[0])))
+        known = sorted({name for values in metrics.values() for name in values})
+        hint = f"`rlperf workload show {paths[0]}` reads lengths" if {*NEEDED} <= {*known} else None
+        message = f"its metrics ({', '.join(known[:5])} ...) belong to no known framework"
+        raise SpecError(Problem(message, str(paths[0]), suggestion=hint))
     return step_log(metrics, chosen, ", ".join(Path(path).name for path in paths))
 
 

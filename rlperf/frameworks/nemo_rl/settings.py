@@ -157,7 +157,7 @@ def algorithm_settings(run: Run) -> list[Setting]:
     settings = [
         Setting(P + "model_name", hub_name(run.architecture), "yours"),
         Setting("loss_fn.reference_policy_kl_penalty", 0.01 if reference else 0.0),
-        Setting("grpo.skip_reference_policy_logprobs_calculation", not reference, "no KL: no reference pass"),
+        Setting("grpo.skip_reference_policy_logprobs_calculation", not reference, "true without a KL term"),
         Setting(ASYNC + "enabled", overlapped),
         Setting("loss_fn.force_on_policy_ratio", _unscored(run)),
     ]

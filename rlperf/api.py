@@ -116,9 +116,11 @@ WORDED = ("architecture", "cluster", "nodes", "devices_per_node", "modes", "task
 def _from_words(values: Mapping[str, Any]) -> Job:
     """A job of words, and of the fields beside them that no word stands for."""
     beside = {name: value for name, value in values.items() if name not in SHORT}
-    problems = [Problem(f"{name} is said by model, gpus, gpu, mode, max_response ...", suggestion="state these alone")
-                if name in WORDED else Problem(f"unknown argument {name}", suggestion=did_you_mean(name, SHORT))
-                for name in beside if name in WORDED or name not in Job.model_fields]  # fmt: skip
+    fields, alone = Job.model_fields.keys() - set(WORDED), "leave it out, or give all of the job as fields"
+    problems = [Problem(f"{name} is said by model, gpus, gpu, mode, max_response ...", suggestion=alone)
+                if name in WORDED
+                else Problem(f"unknown argument {name}", suggestion=did_you_mean(name, {*SHORT, *fields}))
+                for name in beside if name not in fields]  # fmt: skip
     if problems:
         raise SpecError(problems)
     job = short_job(**{name: value for name, value in values.items() if name in SHORT})

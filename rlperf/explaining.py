@@ -71,12 +71,13 @@ class Explained:
 
     def to_frame(self) -> pl.DataFrame:
         """One row per cause."""
-        return notebook.frame([
-            {"cause": each.kind, "nature": each.nature, "where": each.where, "loss_s": each.loss_s,
-             "joint_s": each.joint_s, "share": each.share, "evidence": each.evidence,
+        told = ("nature", "where", "loss_s", "joint_s", "share", "evidence")
+        rows = [
+            {"cause": each.kind, **{name: getattr(each, name) for name in told},
              "advice": "; ".join(map(str, each.advice))}
             for each in self.causes.causes
-        ])  # fmt: skip
+        ]  # fmt: skip
+        return notebook.frame(rows, ("cause", *told, "advice"))
 
     def __str__(self) -> str:
         scaling = str(self.scaling) if self.scaling else ""

@@ -481,8 +481,9 @@ def test_fields_stand_beside_words_that_do_not_say_them() -> None:
     assert (job.price, job.name, job.tasks[0].max_response_tokens) == (2.0, "mine", (2048,))
     assert (job.limits.out_of_memory_risk, job.limits.staleness) == (0.1, 2)
     with pytest.raises(SpecError, match="nodes is said by model, gpus") as raised:
-        job_of(None, {**asked, "nodes": 2, "maxresponse": 9})
-    assert [problem.suggestion for problem in raised.value.problems][1] == "did you mean max_response?"
+        job_of(None, {**asked, "nodes": 2, "maxresponse": 9, "prise": "2 USD/h"})
+    hints = [problem.suggestion for problem in raised.value.problems]
+    assert hints[1:] == ["did you mean max_response?", "did you mean price?"]
 
 
 @pytest.mark.parametrize(
@@ -524,6 +525,9 @@ def test_every_answer_is_plain_data_a_frame_and_a_table(tmp_path: Path) -> None:
     )
     assert json.loads(done.stdout) == json.loads(json.dumps(audit.to_dict()))
     assert audit.to_frame().height == len(audit.findings)
+    clean, calm = replace(audit, findings=()), replace(why, causes=replace(why.causes, causes=()))
+    assert set(clean.to_frame().columns) == {"settings", *audit.to_frame().columns}  # loops filter columns of none, too
+    assert calm.to_frame().columns == frame.columns
     assert "<pre>" in audit._repr_html_()
 
 

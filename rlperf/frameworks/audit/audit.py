@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -101,7 +101,7 @@ class Audit:
     def to_frame(self) -> pl.DataFrame:
         """One row per finding."""
         found = [{**finding.to_dict(), "settings": str(finding.settings or "")} for finding in self.findings]
-        return notebook.frame(found)
+        return notebook.frame(found, [each.name for each in fields(Finding)])
 
     def __str__(self) -> str:
         return "\n".join(report(self))

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
-    """Rows as a frame."""
+def frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> pl.DataFrame:
+    """Rows as a frame; where there may be none, ``columns`` are those that it then has."""
     import polars as pl
 
-    return pl.DataFrame(list(rows), infer_schema_length=None)
+    return pl.DataFrame(list(rows), None if rows else list(columns), infer_schema_length=None)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

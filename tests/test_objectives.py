@@ -41,6 +41,8 @@ def test_a_toy_objective_is_planned_and_reported() -> None:
     assert "device2-s" in summary_lines(plan)[0]
     bound = plan.model_copy(update={"objective": 5.0, "bound": 4.0})
     assert "take 4 device2-s, which is 20.0 % less" in summary_lines(bound)[0]
+    for regret, said in ((0.0004, "is as good"), (0.007, "would have lost 0.7 %")):
+        assert summary_lines(plan.model_copy(update={"screen_regret": regret}))[1].endswith(f"own choice {said}")
 
 
 @pytest.mark.usefixtures("crowding")

@@ -26,12 +26,14 @@ def amount(value: float, unit: str) -> str:
 def summary_lines(plan: Plan) -> list[str]:
     """How good the plan is, in words."""
     unit = OBJECTIVES[plan.job.objective.minimize].unit
+    regret = percent(plan.screen_regret)
+    own = "is as good" if regret == percent(0.0) else f"would have lost {regret}"
     lines = [
         *at_once_words(plan),
         f"{plan.status}: objective {amount(plan.objective, unit)}{_bound_words(plan, unit)}; "
         f"gap {round(100 * plan.mip_gap, 4):.2g} % of the screened program; "
         f"{plan.candidates:,} candidates ({amount(plan.combinations, 'combinations')})",
-        f"event simulation re-judged the best; the screen's own choice would have lost {percent(plan.screen_regret)}",
+        f"event simulation re-judged the best; the screen's own choice {own}",
     ]
     alike = plan.handovers is not None and not plan.handovers.changes
     if plan.static_objective is not None and not alike:

@@ -69,6 +69,9 @@ def test_changes_are_the_largest_gains_and_few(script: Path) -> None:
     offered = {finding.key: finding.gain_s for finding in found.findings if finding.gain_s}
     assert offered, "an engine over all eight devices of an 8B has something to gain"
     assert gains[0] == pytest.approx(max(offered.values()))
+    lines = [line for line in lines_of(verdict) if line.startswith(("1. ", "2. ", "3. "))]
+    assert len(lines) == len(gains)
+    assert all(line.count(change.key) == 1 for line, change in zip(lines, verdict.changes, strict=True))
 
 
 def test_gains_of_a_large_batch_are_not_judged_and_that_is_said(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,8 @@ def lines_of(verdict: Verdict) -> Sequence[str]:
         lines.append(f"look first at {verdict.slowest.words}")
     for number, change in enumerate(verdict.changes, 1):
         share = 100.0 * change.gain_s / verdict.expected_s
-        lines.append(f"{number}. {change.key}: {change.advice} [gain {human_seconds(change.gain_s)}, {share:.0f} %]")
+        words = change.advice if change.key in change.advice else f"{change.key}: {change.advice}"
+        lines.append(f"{number}. {words} [gain {human_seconds(change.gain_s)}, {share:.0f} %]")
     if verdict.unjudged:
         lines.append(verdict.unjudged)
     elif not verdict.changes and not verdict.fails:

@@ -174,7 +174,7 @@ def mixed(tasks: Sequence[tuple[Task, LengthSource, Sequence[Batch]]]) -> tuple[
             theirs = ", ".join(
                 f"{task.name} {value or 'unset'}" for (task, _, _), value in zip(tasks, values, strict=True)
             )
-            hint = "state one value in all, or sharing: time"
+            hint = "state the same in all, or sharing: time"
             problems.append(Problem(f"tasks of a mixed batch have one {name}: {theirs}", suggestion=hint))
     problems += [
         Problem(

@@ -233,7 +233,7 @@ def test_planted_mistakes_are_found_with_their_key(
     follow = {"one_update": "step_by_global_batch", "generation_by_group": "completions_divide"}.get(rule)
     assert follow is None or follow not in {each.rule for each in found.findings}, "one mistake, said once"
     if finding.settings:
-        assert finding.advice.startswith("set "), "the advice is the framework's key with a value"
+        assert finding.advice.startswith(("set ", "leave out ")), "the advice is the framework's key with a value"
         repair = with_keys(found.imported, finding.settings)
         assert repair is not None, "no advice is a no-op"
         assert rule not in broken_rules(repair.imported)
@@ -306,6 +306,15 @@ def test_an_offer_is_what_the_framework_reads_back(tmp_path: Path) -> None:
     again = _audit(tmp_path, "verl", {**fixed, **unused.settings})
     assert again.predicted is not None
     assert again.predicted.rl_step_s == pytest.approx(found.predicted.rl_step_s - (unused.gain_s or 0.0), rel=1e-9)
+
+
+def test_a_flag_that_is_nothing_by_default_is_left_out(tmp_path: Path) -> None:
+    """`set recompute-granularity: null` was advised, which the flag takes for a word."""
+    (tmp_path / "run.sh").write_text("python3 " + SLIME)
+    flags = ("recompute-granularity", "recompute-method", "recompute-num-layers")
+    repair = with_keys(import_config([tmp_path / "run.sh"]), {"max-tokens-per-gpu": 20480, **dict.fromkeys(flags)})
+    assert repair is not None and repair.imported.run.trainer.activation_recompute == "none"
+    assert repair.words == f"set max-tokens-per-gpu: 20480; leave out {', '.join(flags)}"
 
 
 def test_hints_that_do_not_fit_together_say_so(tmp_path: Path) -> None:

@@ -34,8 +34,16 @@ class Repair:
 
     @property
     def words(self) -> str:
-        """``set a.b: 4, c: true``."""
-        return "set " + ", ".join(f"{key}: {as_yaml(value)}" for key, value in self.settings.items())
+        """``set a.b: 4, c: true; leave out d``: what is nothing by default goes from its file; no flag takes null."""
+        out = [key for key, value in self.settings.items() if value is None and self._goes(key)]
+        put = [f"{key}: {as_yaml(value)}" for key, value in self.settings.items() if key not in out]
+        told = ("set " + ", ".join(put) if put else "", "leave out " + ", ".join(out) if out else "")
+        return "; ".join(filter(None, told))
+
+    def _goes(self, key: str) -> bool:
+        source, target = self.imported.source, self.imported.target
+        spec = target.table.find(key, target.version, target.backend)
+        return key in source.lines and spec is not None and spec.default in (None, ABSENT)
 
 
 def as_yaml(value: Value) -> str:

@@ -91,7 +91,9 @@ class Explained:
         ]  # fmt: skip
         head = f"<p>{escape(self.ended)} <b>rl_step {human_seconds(self.causes.rl_step_s)}</b></p>"
         head += f"<pre>{escape(str(self.scaling))}</pre>" if self.scaling else ""
-        return head + notebook.table(("cause", "nature", "loss", "share", "where, evidence", "advice"), rows)
+        causes = notebook.table(("cause", "nature", "loss", "share", "where, evidence", "advice"), rows)
+        notes = "".join(f"<p>note: {escape(note)}</p>" for note in self.causes.notes)
+        return head + (causes if rows else "<p>nothing is abnormal</p>") + notes
 
 
 def explain(

@@ -528,6 +528,9 @@ def test_every_answer_is_plain_data_a_frame_and_a_table(tmp_path: Path) -> None:
     clean, calm = replace(audit, findings=()), replace(why, causes=replace(why.causes, causes=()))
     assert set(clean.to_frame().columns) == {"settings", *audit.to_frame().columns}  # loops filter columns of none, too
     assert calm.to_frame().columns == frame.columns
+    noted = replace(calm, causes=replace(calm.causes, notes=("the trainer waits & waits",)))
+    assert str(noted).splitlines()[-2:] == ["nothing is abnormal", "note: the trainer waits & waits"]
+    assert noted._repr_html_().endswith("<p>nothing is abnormal</p><p>note: the trainer waits &amp; waits</p>")
     assert "<pre>" in audit._repr_html_()
 
 

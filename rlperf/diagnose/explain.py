@@ -100,7 +100,8 @@ class Explanation:
 
     def __str__(self) -> str:
         head = f"rl_step {human_seconds(self.rl_step_s)}"
-        return "\n".join([head, *(f"{cause}" for cause in self.causes)])
+        causes = [f"{cause}" for cause in self.causes] or ["nothing is abnormal"]
+        return "\n".join([head, *causes, *(f"note: {note}" for note in self.notes)])
 
     @property
     def faults(self) -> tuple[Cause, ...]:

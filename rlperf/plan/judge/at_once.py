@@ -12,8 +12,8 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import execution_in, flow_in
 from rlperf.sim.rl_step.ahead import AT, batches_beyond
 from rlperf.sim.rl_step.flow import Flow
-from rlperf.sim.rl_step.modes import sync_pauses, trainer_work_s
 from rlperf.sim.rl_step.refilled import refilled
+from rlperf.sim.rl_step.stage_seconds import beside_engines_s
 from rlperf.specs.modes import MODES, Form
 
 WORTH_A_WORD = 0.01
@@ -42,9 +42,8 @@ def evicted_share(evaluation: Evaluation) -> float:
     rollout, seconds = evaluation.rollout, evaluation.seconds
     if not refills(evaluation) or rollout.ahead_s is None or rollout.again_s is None:
         return lost_share(evaluation, "preemption")
-    sync, _, _ = sync_pauses(execution := execution_in(evaluation), seconds)
-    rest = seconds.reward_s + trainer_work_s(seconds) + sync
-    at = batches_beyond(seconds.rl_step_s, rest, rollout.makespan_s - rollout.group_s, execution.grouped)
+    _, rest, apart = beside_engines_s(rollout, execution := execution_in(evaluation), seconds)
+    at = batches_beyond(seconds.rl_step_s, rest, apart, execution.grouped)
     share = [
         np.interp(x, AT, again / took) for x, again, took in zip(at, rollout.again_s, rollout.ahead_s, strict=True)
     ]

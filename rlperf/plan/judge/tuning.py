@@ -153,7 +153,7 @@ def _best_engines(context: Context, evaluations: tuple[Evaluation, ...]) -> list
 
 
 def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:
-    """The best with every layout of engines and share of memory that is near the best of its mode and variant."""
+    """The best with each layout and memory of engines that is near the best of its mode, backend and variant."""
     least: dict[tuple[object, ...], float] = {}
     kept: dict[tuple[object, ...], Evaluation] = {}
     for one, priced in _ranked(context, evaluations):

@@ -193,9 +193,17 @@ def refilled_s(
     """
     if rollout.ahead_s is None:
         return rollout.steady_s[rows]
+    pause, rest, apart = beside_engines_s(rollout, execution, times, rows)
+    return settled_s(rollout.ahead_s[rows], pause, rest, apart, execution.grouped)
+
+
+def beside_engines_s(
+    rollout: RolloutStage, execution: Execution, times: StageSeconds, rows: IntArray | slice = EVERY
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """A weight sync's pause of engines, the rest of a batch, and by how much its groups end apart [s] ``[rows]``."""
     sync, pause, _ = sync_pauses(execution, times)
-    rest, apart = times.reward_s + trainer_work_s(times) + sync, rollout.makespan_s[rows] - rollout.group_s[rows]
-    return settled_s(rollout.ahead_s[rows], pause, rest, np.maximum(apart, 0.0), execution.grouped)
+    apart = rollout.makespan_s[rows] - rollout.group_s[rows]
+    return pause, times.reward_s + trainer_work_s(times) + sync, np.maximum(apart, 0.0)
 
 
 def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]) -> FloatArray:

@@ -109,7 +109,7 @@ def test_mixing_takes_less_than_taking_turns(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"group_size": 8}, "one group_size: math 4, tools 8 (state one value"),
+        ({"group_size": 8}, "one group_size: math 4, tools 8 (state the same"),
         ({"mini_batch": 64}, "one updates per rl_step (prompts_per_step / mini_batch): math 2, tools 1"),
         ({"mini_batch": [16, 32]}, "leaves its batch open"),
         ({"architecture": "Qwen3-8B"}, "one architecture: math unset, tools Qwen3-8B"),

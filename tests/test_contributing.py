@@ -154,7 +154,7 @@ except LookupError as error:
 else:
     raise AssertionError("learn.tp is no key")
 try:
-    plan_job(plan.job.model_copy(update={"modes": ("async",)}))
+    plan_job(plan.job, modes=("async",), limits={"staleness": 1})
 except SpecError as error:
     assert "mine 1.0 has no mode async" in str(error), error
 else:

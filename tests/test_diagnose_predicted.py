@@ -145,7 +145,7 @@ def test_an_asynchronous_prediction_is_explained(tmp_path: Path) -> None:
     asked, _ = question(tmp_path, "async")
     steps, _ = steps_of_job(asked.context, asked.facts)
     graph = steps.graph()
-    assert graph.rl_step_s() >= steps.steady_s
+    assert graph.rl_step_s() >= steps.steady_s.mean()
     assert not (graph.activity == g.DECODE).any()
     assert explain_prediction(steps).causes is not None
 
@@ -161,7 +161,7 @@ def test_a_sync_beside_which_engines_go_on_is_counted_once(tmp_path: Path) -> No
     asked = ask(path)
     evaluation, _ = evaluate_job(asked.context, asked.facts)
     steps = PredictedSteps.of(evaluation)
-    assert steps.steady_s < float(evaluation.rollout.steady_s[0])
+    assert (steps.steady_s < evaluation.rollout.steady_s).all()
     assert steps.graph().rl_step_s() == pytest.approx(evaluation.rl_step_s, rel=1e-9)
 
 

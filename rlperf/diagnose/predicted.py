@@ -50,7 +50,7 @@ class PredictedSteps:
     weight_sync_s, fixed_s : [s] ``[rl_steps]``
     mode, form : name of the execution mode, and how rl_steps wait for each other in it as its framework takes weights
     steady_s : rollout seconds per batch where the engines are refilled, what a weight sync takes from them included
-        but for its own seconds, which follow: some of these pass beside them [s]
+        but for its own seconds, which follow: some of these pass beside them [s] ``[rl_steps]``
     first_s, chunks : of a streamed rl_step: when its first chunk goes to the trainer [s] ``[rl_steps]``, and the pieces
         in which the batch is trained [1]
     devices : GPUs in all
@@ -68,7 +68,7 @@ class PredictedSteps:
     fixed_s: FloatArray
     mode: str
     form: Form
-    steady_s: float
+    steady_s: FloatArray
     devices: int
     first_s: FloatArray
     rl_step_s: FloatArray
@@ -164,7 +164,7 @@ class PredictedSteps:
 
     def _rollout(self, build: g.GraphBuilder, k: int, now: float, after: IntArray | None) -> tuple[IntArray, float]:
         if self.flows or self.joined_s is not None:
-            end = now + (self.steady_s if self.joined_s is None else float(self.joined_s[k]))
+            end = now + float((self.steady_s if self.joined_s is None else self.joined_s)[k])
             return build.add(g.ROLLOUT, now, end, after=after, at=g.Place(rl_step=k)), end
         if not self.traits.runs_ahead:
             after = build.add(g.CONTROLLER, now, now + self.fixed_s[k], after=after, at=g.Place(rl_step=k))
@@ -224,11 +224,15 @@ class PredictedSteps:
         return last, now
 
 
-def _refilled_s(evaluation: Evaluation) -> float:
-    """R_s + p - Y of `step_seconds`: engines that take weights in flight stand still for less than the whole sync."""
-    stages = stages_of(evaluation)
-    sync, pause, _ = sync_pauses(execution_in(evaluation), stages.times())
-    return max(float((stages.rollout_steady_s or 0.0) + pause - sync), 0.0)
+def _refilled_s(evaluation: Evaluation) -> FloatArray:
+    """R_s + p - Y of `step_seconds`: engines that take weights in flight stand still for less than the whole sync.
+
+    Of every rl_step: agents' engines have what their own trainer leaves.
+    """
+    seconds = evaluation.seconds
+    steady = 0.0 if seconds.rollout_steady_s is None else seconds.rollout_steady_s
+    sync, pause, _ = sync_pauses(execution_in(evaluation), seconds)
+    return np.broadcast_to(np.maximum(steady + pause - sync, 0.0), seconds.rl_step_s.shape)
 
 
 def _limits(evaluation: Evaluation) -> EngineLimits:

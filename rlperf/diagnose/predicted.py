@@ -17,7 +17,7 @@ from rlperf.diagnose.remedies import evened, without_long, without_tools
 from rlperf.diagnose.rollout_graph import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation
-from rlperf.plan.judge.timeline import execution_in, stages_of
+from rlperf.plan.judge.timeline import execution_in
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.modes import first_chunk_s, sync_pauses
 from rlperf.sim.rl_step.rollout_stage import POLICY_RL_STEPS, POLICY_WARM_UP

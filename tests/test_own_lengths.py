@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from typer.testing import CliRunner
 import rlperf
 from rlperf.cli.workload import app
 from rlperf.plan.compare import job_of_plan
+from rlperf.plan.question.context import resolve
+from rlperf.plan.question.demand import LengthSource
 from rlperf.report.plan_html import plan_page
 from rlperf.report.plan_text import markdown, print_plan
+from rlperf.sim.rl_step.demand import Batch
 from rlperf.workload import read_recording
 from rlperf.workload.tables import read_table, write_table
 
@@ -27,6 +31,12 @@ def written(path: Path, rows: list[dict[str, object]]) -> Path:
 
 def plain(n: int, **more: object) -> list[dict[str, object]]:
     return [{"prompt_tokens": 10 + k % 5, "response_tokens": 100 + 37 * k, "group": k // 4, **more} for k in range(n)]
+
+
+def _source(task: dict[str, Any]) -> tuple[LengthSource, Batch]:
+    asked = {"max_prompt_tokens": 1024, "max_response_tokens": 4096, **task}
+    question = resolve(rlperf.Job(architecture="Qwen3-8B", cluster="dgx_h100", tasks=[asked]))
+    return question.tasks[0].source, question.tasks[0].batches[0]
 
 
 def test_prompts_may_be_told_apart_by_text_and_rl_steps_be_named_step(tmp_path: Path) -> None:
@@ -46,6 +56,29 @@ def test_plain_json_lines_are_read_like_the_csv(tmp_path: Path) -> None:
     assert found.group_size == 4
     text = read_recording(written(tmp_path / "text.jsonl", plain(32, max_response_tokens=" 5000"))).lengths
     assert text.max_response_tokens == 5000
+
+
+def test_one_recorded_rl_step_is_drawn_from_more_than_once(tmp_path: Path) -> None:
+    """32 of the 60 prompts of a dump stood for all rl_steps: 41.8 to 49.9 s each, whatever the seed's luck was."""
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, object]] = [
+        {"prompt_tokens": 100, "response_tokens": int(n), "group": group, "max_response_tokens": 8192}
+        for group, level in enumerate(rng.normal(6.3, 0.6, 60)) for n in rng.lognormal(level, 0.5, 8)
+    ]  # fmt: skip
+    recorded = np.array([row["response_tokens"] for row in rows])
+    written(tmp_path / "own.jsonl", rows)
+    task = {"name": "own", "workload": str(tmp_path / "own.jsonl"), "prompts_per_step": 32, "group_size": 8}
+    source, batch = _source(task)
+    means = []
+    for seed in range(4):
+        tables = source.demand(batch, None, seed).tables
+        assert len(tables) == 4 and all(table.n == 256 and table.n_groups == 32 for table in tables)
+        means.append(np.mean([table.response_tokens.mean() for table in tables]))
+    np.testing.assert_allclose(means, recorded.mean(), rtol=0.03)
+    source, shorter = _source({**task, "max_response_tokens": 500})
+    cut = source.demand(shorter, None, 3).tables  # the same draws, cut
+    for one, other in zip(tables, cut, strict=True):
+        np.testing.assert_array_equal(np.minimum(one.response_tokens, 500), other.response_tokens)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,8 @@ class LengthSource:
             if len(kept) < len(recorded):
                 notes.append(f"{self.task.name}: {len(kept)} of {len(recorded)} recorded rl_steps, as each is large")
             recorded = [recorded[k] for k in kept]
-            tables = tuple(as_batch(self.task.name, recorded, batch, seed, notes))
+            each = -(-_replicates(batch, REPLICATES) // len(recorded))
+            tables = tuple(as_batch(self.task.name, recorded, batch, seed, notes, each))
         else:
             middle = _middle(rl_steps)
             tables = tuple(self._sampled(batch, middle, seed + k) for k in self._draws(batch, seed))
@@ -329,9 +330,12 @@ def _middle(rl_steps: tuple[int, int] | None) -> int | None:
 
 
 def as_batch(
-    task: str, recorded: Sequence[LengthTable], batch: Batch, seed: int, notes: list[str]
+    task: str, recorded: Sequence[LengthTable], batch: Batch, seed: int, notes: list[str], each: int = 1
 ) -> list[LengthTable]:
-    """Recorded rl_steps as ``batch`` has them: as they are where they hold it, else drawn from their groups."""
+    """Recorded rl_steps as ``batch`` has them: as they are where they hold it, else drawn from their groups.
+
+    ``each`` : rl_steps drawn from one that is recorded: few recorded ones are drawn from until one draw's luck is small
+    """
     tables = [_clipped(table, batch) for table in recorded]
     if all(t.n_groups == batch.generated and t.group_size == batch.group_size for t in tables):
         return tables
@@ -339,7 +343,7 @@ def as_batch(
     notes.append(f"{task}: groups redrawn from the recording for {batch.generated} x {batch.group_size}")
     if batch.group_size > 1 and any(t.n_groups == t.trajectories().n for t in tables):
         notes.append(f"{task}: the recording has no groups: members of one are drawn apart")
-    return [_redrawn(table, batch, rng) for table in tables]
+    return [drawn for table in recorded for drawn in _redraws(table, batch, rng, each)]
 
 
 def _replicates(batch: Batch, most: int) -> int:
@@ -363,6 +367,13 @@ def _clipped(table: LengthTable, batch: Batch) -> LengthTable:
         response_tokens=np.minimum(table.response_tokens, batch.max_response_tokens),
         max_response_tokens=batch.max_response_tokens,
     )
+
+
+def _redraws(table: LengthTable, batch: Batch, rng: np.random.Generator, count: int) -> list[LengthTable]:
+    """Several draws that stand for many; the same ones whatever the maximum lengths are."""
+    many = min(DRAWN_SEQUENCES // (batch.generated * batch.group_size), DRAWS) if count > 1 else 1
+    drawn = [_redrawn(table, batch, rng) for _ in range(max(many, count))]
+    return [_clipped(drawn[k], batch) for k in representative(drawn, count)]
 
 
 def _redrawn(table: LengthTable, batch: Batch, rng: np.random.Generator) -> LengthTable:
@@ -402,18 +413,18 @@ def _redrawn_trajectories(table: LengthTable, batch: Batch, rng: np.random.Gener
     first = table.trajectories()
     index, groups = first.group_index()
     picked = rng.choice(groups, batch.generated, replace=batch.generated > groups)
-    parts, number = [], 0
     _, dense = np.unique(table.trajectory, return_inverse=True)
-    for position, group in enumerate(picked):
+    order = np.argsort(dense, kind="stable")
+    turns = np.split(order, np.cumsum(np.bincount(dense))[:-1])
+    drawn: list[int] = []
+    for group in picked:
         members = np.flatnonzero(index == group)
-        for member in rng.choice(members, batch.group_size, replace=batch.group_size > members.size):
-            turns = table.where(np.flatnonzero(dense == member))
-            parts.append((turns, position, number))
-            number += 1
-    joined = concat([replace(t, rl_step=np.full(t.n, 0), trajectory=np.zeros(t.n, np.int64)) for t, _, _ in parts])
-    sizes = [t.n for t, _, _ in parts]
+        drawn += rng.choice(members, batch.group_size, replace=batch.group_size > members.size).tolist()
+    sizes = [turns[member].size for member in drawn]
+    numbers = np.arange(len(drawn))
     return replace(
-        joined,
-        group=np.repeat([position for _, position, _ in parts], sizes),
-        trajectory=np.repeat([serial for _, _, serial in parts], sizes),
+        table.where(np.concatenate([turns[member] for member in drawn])),
+        rl_step=np.zeros(sum(sizes), np.int64),
+        group=np.repeat(numbers // batch.group_size, sizes),
+        trajectory=np.repeat(numbers, sizes),
     )

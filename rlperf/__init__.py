@@ -13,13 +13,16 @@ from rlperf.version import __version__ as __version__
 if TYPE_CHECKING:
     from rlperf.alternatives import what_if
     from rlperf.api import plan_job, predict_job, size_job, sweep_job
+    from rlperf.comparing import compare_jobs
     from rlperf.errors import InfeasibleError, RlperfError, SpecError
     from rlperf.explaining import explain
-    from rlperf.files import audit_config, calibrate_logs, export_plan
+    from rlperf.files import audit_config, calibrate_logs, export_plan, import_config, validate_measurements
     from rlperf.layout import Layout
     from rlperf.plan.answer.plan import Plan, Prediction
     from rlperf.plan.question.context import read_job
     from rlperf.ranking import plan_frameworks
+    from rlperf.replanning import replan_job
+    from rlperf.simulating import simulate_job
     from rlperf.specs.architecture import Architecture
     from rlperf.specs.cluster import Cluster
     from rlperf.specs.job import Job
@@ -38,17 +41,22 @@ _HOME = {
     "SpecError": "rlperf.errors",
     "audit_config": "rlperf.files",
     "calibrate_logs": "rlperf.files",
+    "compare_jobs": "rlperf.comparing",
     "explain": "rlperf.explaining",
     "export_plan": "rlperf.files",
+    "import_config": "rlperf.files",
     "load_architecture": "rlperf.specs.profiles",
     "load_cluster": "rlperf.specs.profiles",
     "plan_frameworks": "rlperf.ranking",
     "plan_job": "rlperf.api",
     "predict_job": "rlperf.api",
     "read_job": "rlperf.plan.question.context",
+    "replan_job": "rlperf.replanning",
     "short_job": "rlperf.specs.short_job",
+    "simulate_job": "rlperf.simulating",
     "size_job": "rlperf.api",
     "sweep_job": "rlperf.api",
+    "validate_measurements": "rlperf.files",
     "what_if": "rlperf.alternatives",
 }
 
@@ -64,17 +72,22 @@ __all__ = [
     "SpecError",
     "audit_config",
     "calibrate_logs",
+    "compare_jobs",
     "explain",
     "export_plan",
+    "import_config",
     "load_architecture",
     "load_cluster",
     "plan_frameworks",
     "plan_job",
     "predict_job",
     "read_job",
+    "replan_job",
     "short_job",
+    "simulate_job",
     "size_job",
     "sweep_job",
+    "validate_measurements",
     "what_if",
 ]
 

@@ -16,6 +16,7 @@ from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.compare import Side, compare_weighted, job_of_plan, side_of
 from rlperf.plan.judge.value import judged_objective
 from rlperf.plan.planner import plan_job
+from rlperf.specs.given import as_count
 from rlperf.specs.job import Job
 from rlperf.specs.objectives import OBJECTIVES
 from rlperf.specs.own_files import folder_of
@@ -114,6 +115,7 @@ def what_if(
     if not all(isinstance(fields, Mapping) for fields in stated):
         due = '{"half the cap": {"tasks.*.max_response_tokens": 8192}}'
         raise SpecError(Problem(f"what_if: changes by their names are due, {due} (given: {changes!r})"[:200]))
+    draws = as_count(draws, "draws")
     base, folder = job_and_folder(job_of(job, values), folder)
     changed = {name: changed_job(base, fields, name) for name, fields in (changes or {}).items()}
     judged = partial(judged_job, draws=draws, plan=plan, folder=folder)

@@ -23,10 +23,11 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, resolve
 from rlperf.plan.would_fit import with_what_fits
 from rlperf.specs.framework import FrameworkFacts
+from rlperf.specs.given import as_count, as_path
 from rlperf.specs.job import Job
 from rlperf.specs.job_document import read_job_document
 from rlperf.specs.own_files import folder_of
-from rlperf.specs.reader import Document, as_path, validate
+from rlperf.specs.reader import Document, validate
 from rlperf.specs.releases import read_as
 from rlperf.specs.short_job import SHORT, short_job
 from rlperf.told import Tell
@@ -255,8 +256,13 @@ def predict_job(job: Jobs | None = None, **values: Any) -> Prediction:
     A plan (an object, or the path of its plan.yaml) is predicted as it stands: its first phase.
     ``values`` : see `job_of`.
     """
+    return judge(pinned_of(job, values))[2]
+
+
+def pinned_of(job: Jobs | None, values: Mapping[str, Any]) -> Job | Plan | Path:
+    """What `judge` takes for a job and values beside it: a plan as it stands, where none replaces anything of it."""
     job = None if job is None else given(job)
-    return judge(job if isinstance(job, Plan) and not values else job_of(job, values))[2]
+    return job if isinstance(job, Plan) and not values else job_of(job, values)
 
 
 def judge(
@@ -271,6 +277,7 @@ def judge(
     SpecError : wrong fields or names, or a phase that the plan does not have
     InfeasibleError : the pinned degrees cannot be laid out at all
     """
+    phase = as_count(phase, "phase")
     folder = None if isinstance(asked, Job | Plan) else folder_of(asked)
     if isinstance(asked, Plan | Job):
         plan = asked if isinstance(asked, Plan) else None
@@ -285,7 +292,7 @@ def judge(
         question = ask(asked, task=task)
         return (question.job, *predict.predicted(question.context, facts=question.facts, report=report))
     phases = phases_of(plan, task)
-    if not 1 <= phase <= len(phases):
+    if phase > len(phases):
         raise SpecError(f"there is no phase {phase}{f' of {task}' if task else ''}: the plan has {len(phases)}")
     return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, phases[phase - 1]))
 

@@ -26,6 +26,7 @@ from rlperf.processes import over_cores
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.specs.architecture import Architecture
+from rlperf.specs.given import as_count
 from rlperf.specs.job import Job
 from rlperf.specs.speculation import NONE
 from rlperf.told import Tell, quiet, within
@@ -271,7 +272,7 @@ def gains(
     ------
     SpecError : a name that no technique has; InfeasibleError : the job itself has no plan
     """
-    chosen = _chosen(names)
+    chosen, draws = _chosen(names), as_count(draws, "draws")
     base, folder = job_and_folder(job_of(job, values), folder)
     architecture = ask(base, folder=folder, to_plan=True).context.tasks[0].architecture
     changes = {each.name: each.changes(architecture) for each in sorted(chosen, key=lambda each: not each.simulated)}

@@ -12,9 +12,9 @@ import yaml
 from typer.testing import CliRunner
 
 from rlperf.api import ask
-from rlperf.cli.audited import assumed_of
 from rlperf.cli.main import app
 from rlperf.errors import ExportError, SpecError
+from rlperf.files import assumed_of
 from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.carried import Carried
 from rlperf.frameworks.export import export_run, write_file

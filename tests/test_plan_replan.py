@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 from rlperf.api import ask
 from rlperf.cli.main import app
 from rlperf.errors import SpecError
+from rlperf.plan.answer.replanned import Replan
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.scaled import scaled_seconds
 from rlperf.plan.judge.stage_factors import NOISE, STAGES, Errors, StageFactor, stage_factors
 from rlperf.plan.predict import evaluate_job
 from rlperf.plan.question.context import Context, resolve
-from rlperf.plan.replan import Replan, _factors, replan_job
+from rlperf.plan.replan import _factors, replan_job
 from rlperf.plan.search.configuration import Configuration
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.job import Job
@@ -355,5 +356,5 @@ def test_command(wide: Run, tmp_path: Path) -> None:
     assert any("does not time scoring" in note for note in found["notes"])
     dear = CliRunner().invoke(app, [*arguments, "--switch", "100 h"], catch_exceptions=False)
     assert dear.stdout.startswith("stay")
-    with pytest.raises(SpecError, match="--switch: 'soon' is not a quantity"):
+    with pytest.raises(SpecError, match="switch: 'soon' is not a quantity"):
         CliRunner().invoke(app, [*arguments, "--switch", "soon"], catch_exceptions=False)

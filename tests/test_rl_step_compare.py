@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from rlperf.api import ask
 from rlperf.cli.audited import assumed_lines
-from rlperf.cli.compare import _configuration, _job
 from rlperf.cli.main import app
+from rlperf.comparing import _configuration, _job
 from rlperf.frameworks.export import export_run, plan_texts
 from rlperf.frameworks.imports import import_config
 from rlperf.frameworks.imports import job_of as job_of_config

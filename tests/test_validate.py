@@ -18,10 +18,9 @@ from rlperf.calibrate.serving.engines import calibration_cases, engine_text, fit
 from rlperf.calibrate.serving.rows import CostTable, case_of, serve
 from rlperf.calibrate.splits import HELD_OUT, NEW, SAME_SERIES, groups_at_hand
 from rlperf.calibrate.tables import Refusal, Row, read_table
-from rlperf.calibrate.validate import Outcome, PredictedFigure, report_of, split_of, validate_file
+from rlperf.calibrate.validate import Outcome, PredictedFigure, report_of, split_of, text_of, validate_file
 from rlperf.calibrate.validate_inference import LOOP, TOLD_AGAIN
 from rlperf.cli.main import run
-from rlperf.cli.validate import text_of
 from rlperf.cost.inference import decode_step_s, engine_step_cost
 from rlperf.cost.replica import Replica
 from rlperf.cost.roofline import gemm_s

@@ -14,7 +14,7 @@ import pytest
 import rlperf
 from rlperf.api import ask
 from rlperf.cli import main
-from rlperf.cli.compare import _names
+from rlperf.comparing import _names
 from rlperf.frameworks.audit.audit import report
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words

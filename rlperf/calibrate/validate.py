@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from html import escape
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlperf.calibrate.splits import HELD_OUT, NEW, SAME_SERIES, is_new
 from rlperf.calibrate.statistics import Summary, summarise
 from rlperf.calibrate.tables import Refusal, Row, Table, read_table
 from rlperf.errors import Problem, RlperfError, SpecError, did_you_mean
+from rlperf.plan.answer import notebook
 from rlperf.specs.calibration import Spread
 from rlperf.specs.hardware import Hardware
+
+if TYPE_CHECKING:
+    import polars as pl
 
 SCHEMA_VERSION = 1
 RECORDINGS = ("request_log", "engine_trace")
 """Kinds that are not tables: folders of request logs, and PolyTrace files with engine latencies."""
 KINDS = ("kernels", "inference", "training", "memory", "rl_step", "weight_sync", "speculation", *RECORDINGS)
 """Kinds of measurements that rlperf predicts."""
+NAMES = ("median", "mean", "p90", "WAPE", "bias")
+GROUP_WIDTH = 26
+OF_SPLIT = {
+    HELD_OUT: "",
+    NEW: ", groups that no calibration had in view",
+    SAME_SERIES: ", series that the constants were told of: no validation, but of shapes that they did not see",
+}
+LINES_SHOWN = 6
+"""Of the rows that one reason refused."""
+HEADER = f"  {'':{GROUP_WIDTH}s} {'n':>5s} " + " ".join(f"{name:>6s}" for name in NAMES) + " rank   in"
 
 
 @dataclass(frozen=True)
@@ -132,12 +147,68 @@ class Report:
             data["predictions"] = [{**asdict(one), "assumed": list(one.assumed)} for one in self.predictions]
         return data
 
+    def to_frame(self) -> pl.DataFrame:
+        """One row per figure that was predicted: measured, predicted, 5th and 95th percentile, in the metric's unit."""
+        rows = [{**asdict(one), "assumed": "; ".join(one.assumed)} for one in self.predictions]
+        return notebook.frame(rows, [each.name for each in fields(PredictedFigure)])
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def text_of(report: Report) -> str:
+    """The report as a table for people; ``in`` is the share of measurements inside low and high, WAPE sum over sum."""
+    lines = [f"{report.file}: {report.rows} rows of kind {report.kind}, {report.predicted} predicted"]
+    if report.used_in_calibration:
+        lines.append(f"  {report.used_in_calibration:5d} of them were seen by a calibration and are left out below")
+    by_count = sorted(report.refused.items(), key=lambda item: -item[1])
+    lines += [f"  refused {count:5d}: {reason}{_lines(report, reason)}" for reason, count in by_count]
+    lines += ["", HEADER]
+    for metric, split in dict.fromkeys((one.metric, one.split) for one in report.metrics):
+        lines += [
+            metric + OF_SPLIT[split],
+            *(_row(one) for one in report.metrics if (one.metric, one.split) == (metric, split)),
+        ]
+    return "\n".join(lines)
+
+
+def _lines(report: Report, reason: str) -> str:
+    """The first lines of the rows that one reason refused."""
+    lines = sorted(report.refused_lines.get(reason, ()))
+    if not lines:
+        return ""
+    more = f" and {len(lines) - LINES_SHOWN} more" if len(lines) > LINES_SHOWN else ""
+    return f" (line{'s' if lines[1:] else ''} {', '.join(map(str, lines[:LINES_SHOWN]))}{more})"
+
+
+def _row(one: Summary) -> str:
+    """One group of a metric, within the width of a terminal."""
+    group = one.group if len(one.group) <= GROUP_WIDTH else one.group[: GROUP_WIDTH - 3] + "..."
+    rank = "" if one.pairwise_ranking is None else f"{one.pairwise_ranking:.2f}"
+    inside = "" if one.interval_coverage is None else f"{100 * one.interval_coverage:.0f}%"
+    errors = " ".join(f"{size:5.1f}%" for size in (one.median_ape, one.mape, one.p90_ape, one.wape))
+    return f"  {group:{GROUP_WIDTH}s} {one.rows:5d} {errors} {one.median_bias:+5.1f}% {rank:>4s} {inside:>4s}"
+
+
+def nothing_predicted(report: Report) -> list[Problem]:
+    """Every reason with the first line that it refused: a table without one prediction is wrong input."""
+    head = Problem(f"not one of {report.rows} rows of kind {report.kind} could be predicted", report.file)
+    found = [
+        Problem(f"{reason}" + (f", in {count} rows" if count > 1 else ""), report.file, min(lines, default=None))
+        for reason, count in report.refused.items()
+        for lines in [report.refused_lines.get(reason, ())]
+    ]
+    return [head, *sorted(found, key=lambda problem: problem.line or 0)]
+
 
 def predictor(kind: str) -> Callable[[Path, Table], Outcome]:
     """``predict_rows`` of a kind's module."""
     if kind not in KINDS:
         raise SpecError(
-            Problem(f"unknown kind {kind!r}; known: {', '.join(KINDS)}", suggestion=did_you_mean(kind, KINDS))
+            Problem(f"unknown kind {kind!r}; known: {', '.join(KINDS)}", suggestion=did_you_mean(str(kind), KINDS))
         )
     found: Callable[[Path, Table], Outcome] = _module(kind).predict_rows
     return found

@@ -40,53 +40,18 @@ def import_(
 
     Example: rlperf import run_grpo.sh --cluster dgx_h100 --out job.yaml
     """
-    from rlperf.cli.audited import assumed_of
-    from rlperf.frameworks.carried import keys_file
-    from rlperf.frameworks.imports import describe, import_config, job_of, job_text, keys_text, with_architecture
-    from rlperf.specs.writer import write_atomic
+    from rlperf.files import import_config
+    from rlperf.frameworks.imports import describe
 
-    out = _target(out, force)
-    imported = with_architecture(import_config(config, framework), architecture)
-    job = job_of(imported, cluster=cluster, workload=workload, name=config[0].stem)
-    write_atomic(out, job_text(job))
-    write_atomic(keys_file(out), keys_text(imported))
-    assumed = assumed_of(imported, cluster, workload)
-    assumed += filter(None, [_shape_note(job.architecture)])
-    assumed += [f"{base}, which is not here, states nothing beside the defaults" for base in imported.absent_bases]
-    problems = [(item, "unknown key") for item in imported.unknown]
-    problems += [(item, "not accepted") for item in imported.illegal]
+    found = import_config(
+        config, _target(out, force), framework=framework, cluster=cluster, architecture=architecture, workload=workload
+    )
     if as_json:
-        print_json(
-            {
-                "framework": imported.adapter.name,
-                "version": imported.target.version,
-                "job": job.model_dump(mode="json", exclude_none=True),
-                "unknown": [{"key": i.key, "where": i.where, "suggestion": i.suggestion} for i in imported.unknown],
-                "not_accepted": [{"key": i.key, "where": i.where, "why": i.suggestion} for i in imported.illegal],
-                "defaults": imported.filled(),
-                "carried": imported.carried,
-                "assumed": assumed,
-            }
-        )
+        print_json(found.to_dict())
         return
     screen = console()
-    screen.print(describe(imported), soft_wrap=True)
-    screen.print(f"{out}, and the keys that a job cannot state in {keys_file(out)}", soft_wrap=True)
-    for item, what in problems:
-        hint = f" ({item.suggestion})" if item.suggestion else ""
-        screen.print(f"{item.where}: {what} {item.key}{hint}", soft_wrap=True, markup=False)
-    if left := len(imported.filled()):
-        screen.print(f"{left} performance keys left to the defaults of {imported.framework}")
-    for text in assumed:
-        screen.print(f"assumed: {text}")
-
-
-def _shape_note(name: str) -> str:
-    """Which shape stands for the name; empty where it is the shape's own, or not known on this machine."""
-    from rlperf.errors import SpecError
-    from rlperf.specs.profiles import architecture_reading
-
-    try:
-        return architecture_reading(name).note
-    except SpecError:
-        return ""
+    job, keys = found.files
+    screen.print(describe(found.imported), soft_wrap=True, markup=False)
+    screen.print(f"{job}, and the keys that a job cannot state in {keys}", soft_wrap=True, markup=False)
+    for note in found.notes():
+        screen.print(note, soft_wrap=True, markup=False)

@@ -20,6 +20,7 @@ from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.planned import Planned
 from rlperf.frameworks.run import Ref, Run, names_of_rules
 from rlperf.specs.framework import OF_RELEASES, FrameworkFacts, Rule, facts_document
+from rlperf.specs.framework_names import FRAMEWORKS, LISTED
 from rlperf.specs.keyless_settings import running
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import Role
@@ -142,7 +143,8 @@ def framework_facts(framework: str, version: str | None = None) -> FrameworkFact
     """
     document = facts_document(framework)
     if document is None:
-        raise SpecError(f"nothing is known of a framework named {framework!r}")
+        known = did_you_mean(framework, FRAMEWORKS) or f"one of {LISTED}"
+        raise SpecError(Problem(f"nothing is known of a framework named {framework!r}", suggestion=known))
     table = key_table(framework)
     chosen = table.version(version)
     modes, problems = _modes(document, chosen, table.versions)

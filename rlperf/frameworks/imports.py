@@ -25,7 +25,7 @@ from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_architecture, load_cluster
-from rlperf.specs.reader import read_document, validate
+from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.releases import read_as
 from rlperf.workload import PRESETS
 
@@ -382,16 +382,20 @@ def describe(imported: Imported) -> str:
     )
 
 
+def own_document(path: Path) -> Document | None:
+    """The file of a job or of a plan; None: a framework's configuration."""
+    document = read_document(path) if path.suffix in (".yaml", ".yml", ".json") else None
+    keys = set(document.data) if document and isinstance(document.data, dict) else set()
+    return document if {"job", "phases"} <= keys or {"architecture", "tasks"} & keys else None
+
+
 def read_job_or_config(
     path: Path, *, cluster: str | None = None, workload: str | None = None, architecture: str | None = None
 ) -> Job:
     """A job file as it is, a plan.yaml as the job with its first phase pinned, a framework's configuration as a job."""
-    if path.suffix in (".yaml", ".yml", ".json"):
-        document = read_document(path)
-        if plan := plan_in(document):
-            return job_of_plan(plan)
-        if isinstance(document.data, dict) and {"architecture", "tasks"} <= set(document.data):
-            return validate(document, Job)
+    if document := own_document(path):
+        plan = plan_in(document)
+        return job_of_plan(plan) if plan else validate(document, Job)
     imported = with_architecture(import_config([path]), architecture)
     return job_of(imported, cluster=cluster, workload=workload, name=path.stem)
 

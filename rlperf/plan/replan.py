@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.answer.explain import differences
+from rlperf.plan.answer.replanned import LengthForecast, PlannedStretch, Replan
 from rlperf.plan.judge.decisions import decide_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.shared import shared_by_all
@@ -46,62 +46,6 @@ Prompts of one length law scatter (a few hundred of them by 5 % of their mean), 
 DRAWS = 2000
 """Draws of the stage errors, spread over the futures."""
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class PlannedStretch:
-    """rl_steps (first and last) with the configuration that the new plan runs in them."""
-
-    rl_steps: tuple[int, int]
-    configuration: Configuration
-
-
-@dataclass(frozen=True)
-class LengthForecast:
-    """Mean response of an rl_step, 5th and 95th percentile, and what a forecast can know [tokens]."""
-
-    rl_step: int
-    mean: float
-    low: float
-    high: float
-    known: str
-
-
-@dataclass(frozen=True)
-class Replan:
-    """The recommendation.
-
-    Attributes
-    ----------
-    at_step : first rl_step of another layout; where it says stay, the rl_step that was asked about
-    gain, low, high : objective of staying over that of the new plan, switching costs included (1: nothing to gain)
-    saved : of the objective over the remaining rl_steps, mean [seconds, USD or device-seconds per 1e6 tokens]
-    stay_s, planned_s : mean rl_step over the remaining ones [s]
-    differs : what the new plan's first other layout does otherwise
-    """
-
-    verdict: Literal["stay", "switch"]
-    at_step: int
-    gain: float
-    low: float
-    high: float
-    saved: float
-    stay_s: float
-    planned_s: float
-    differs: tuple[str, ...]
-    stretches: tuple[PlannedStretch, ...]
-    factors: tuple[StageFactor, ...]
-    lengths: tuple[LengthForecast, ...]
-    notes: tuple[str, ...]
-
-    def sentence(self) -> str:
-        """The recommendation in a line."""
-        gain = f"gain {self.gain:.3f} ({self.low:.3f} .. {self.high:.3f})"
-        if self.verdict == "switch":
-            return f"switch, at rl_step {self.at_step}, {gain}"
-        if self.gain == 1.0:
-            return "stay: no other plan of the remaining rl_steps is faster, the cost of switching included"
-        return f"stay: the best switch, at rl_step {self.at_step}, is not certain to pay: {gain}"
 
 
 def replan_job(

@@ -22,6 +22,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.plan.size_offers import Resolve, offered_jobs, unpriced_of
 from rlperf.plan.size_target import SizeTarget
 from rlperf.processes import over_cores
+from rlperf.specs.given import as_count
 from rlperf.specs.job import Job
 from rlperf.told import Tell, quiet, within
 from rlperf.units import human_seconds, human_usd
@@ -227,8 +228,7 @@ def size_job(
     Of a rollout pool on a cluster of its own, without devices or nodes stated, every row has as many nodes (a power of
     two, at most ``most_nodes``) as meet the target there, or as still help.
     """
-    if most_nodes < 1:
-        raise SpecError(f"most_nodes must be at least 1 (given: {most_nodes})")
+    most_nodes = as_count(most_nodes, "most_nodes")
     if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
     offered = offered_jobs(job, clusters)

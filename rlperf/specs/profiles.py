@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from rlperf.errors import Problem, SpecError, nearest
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
+from rlperf.specs.given import as_path
 from rlperf.specs.hf.config import from_hf, looks_like_hf
 from rlperf.specs.labels import GIGABYTES, LabelReading, key, last_part, meant_by, product_words, read_label
 from rlperf.specs.reader import (
-    as_path,
     below,
     is_file,
     is_folder,

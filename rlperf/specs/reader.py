@@ -96,20 +96,6 @@ def reading(file: Path | str, line: int | None = None) -> Iterator[None]:
         raise SpecError(Problem(f"cannot be read: {failure(error)}", str(file), line)) from error
 
 
-def as_path(given: object, what: str, hint: str | None = None) -> Path:
-    """What a caller from Python gave for the file of ``what``; a `SpecError` where it is none.
-
-    >>> as_path([1, 2], "job")
-    Traceback (most recent call last):
-    rlperf.errors.SpecError: job: a path, or an object of rlperf, is due (given: [1, 2])
-    """
-    if isinstance(given, str | Path):
-        return Path(given)
-    short = len(said := repr(given)) <= 40 and "\n" not in said
-    said = said if short else f"a {type(given).__name__}"  # a job prints as a page
-    raise SpecError(Problem(f"{what}: a path, or an object of rlperf, is due (given: {said})", suggestion=hint))
-
-
 def read_text(path: Path | str) -> str:
     """Text of a file, or a `SpecError` that says why not."""
     target = Path(path)

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.processes import cores, said_if_killed, worked
+from rlperf.specs.given import as_count
 from rlperf.specs.job import Job
 from rlperf.specs.trainer_calibration import load_trainer
 from rlperf.sweep.columns import Column, columns_of
@@ -159,8 +160,10 @@ def _wrong_backend(workers: int | None, backend: str, address: str | None) -> li
     if backend not in known:
         words = f"backend {backend!r} is none of {', '.join(known)}"
         found.append(Problem(words, suggestion=did_you_mean(backend, known)))
-    if workers is not None and workers < 1:
-        found.append(Problem(f"workers must be at least 1 (given: {workers})"))
+    try:
+        as_count(1 if workers is None else workers, "workers")
+    except SpecError as error:
+        found += error.problems
     if address is not None and backend == "processes":
         words = f"the address {address} is read by no processes of this machine"
         found.append(Problem(words, suggestion="backend dask, or ray"))

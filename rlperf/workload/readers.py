@@ -15,7 +15,8 @@ from typing import IO, Any, cast
 import numpy as np
 
 from rlperf.errors import Problem, SpecError
-from rlperf.specs.reader import MOST_BYTES, as_path, parse_json, reading
+from rlperf.specs.given import as_path
+from rlperf.specs.reader import MOST_BYTES, parse_json, reading
 from rlperf.units import MOST
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.formats import DamagedError, LengthColumns, incomplete_groups, multi_turn, packed_lengths

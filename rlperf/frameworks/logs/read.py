@@ -28,6 +28,8 @@ def read_log(paths: Sequence[Path | str], framework: str | None = None) -> StepL
     ------
     SpecError : a file holds no step metrics that a framework's table knows
     """
+    if not paths:
+        raise SpecError(Problem("no log is named", suggestion="console log, JSONL, CSV, or tfevents"))
     metrics: Metrics = {}
     last, again = -1, -1
     for path in paths:

@@ -21,12 +21,13 @@ from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
+from rlperf.specs.given import as_path
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.pool import PoolSpec
 from rlperf.specs.profiles import architecture_reading, is_path, load_architecture, load_cluster
-from rlperf.specs.reader import Document, as_path, is_there, read_document, validate
+from rlperf.specs.reader import Document, is_there, read_document, validate
 from rlperf.specs.rl_calibration import FrameworkCalibration, framework_trainers, load_framework_calibration
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer

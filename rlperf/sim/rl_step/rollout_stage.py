@@ -28,7 +28,7 @@ from rlperf.sim.rollout.group_ends import group_ends, in_turn
 from rlperf.sim.rollout.lent import joined_curve_s
 from rlperf.sim.rollout.options import EngineOptions
 from rlperf.sim.rollout.rollout import RolloutResult, simulate_rollout
-from rlperf.sim.rollout.routing import route, telling_replicas
+from rlperf.sim.rollout.routing import Routing, route, telling_replicas
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -108,15 +108,18 @@ class Replicas:
         """Those that write responses."""
         return self.count - self.readers
 
-    def serve(self, trajectories: Trajectories, routing: IntArray | None = None) -> RolloutResult:
-        """Simulate them, or those that ``routing`` names."""
+    def serve(self, trajectories: Trajectories, routing: Routing | IntArray | None = None) -> RolloutResult:
+        """Simulate them, or those that ``routing`` names one by one.
+
+        Replicas that read prompts for the others are asked in turn: they have no other routing.
+        """
         if self.apart is not None:
             return simulate_apart(
                 trajectories, self.count, self.apart, cost=self.cost, limits=self.limits,
                 devices_per_replica=self.devices, options=self.options,
             )  # fmt: skip
         return simulate_rollout(
-            trajectories, self.count if routing is None else int(routing.max()) + 1, cost=self.cost,
+            trajectories, int(routing.max()) + 1 if isinstance(routing, np.ndarray) else self.count, cost=self.cost,
             limits=self.limits, devices_per_replica=self.devices, options=self.options,
             routing="round_robin" if routing is None else routing,
         )  # fmt: skip

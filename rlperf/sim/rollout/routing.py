@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from rlperf.errors import SpecError, did_you_mean
+from rlperf.errors import Problem, SpecError, did_you_mean
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout.trajectories import Trajectories
 
@@ -52,12 +52,13 @@ def route(trajectories: Trajectories, routing: Routing, speed: FloatArray) -> In
             chosen[g] = at
             load[at] += weight[g]
         return chosen[group]
-    raise SpecError(f"unknown routing {routing!r}" + (f", {hint}" if (hint := suggestion(routing)) else ""))
+    raise unknown_routing(routing)
 
 
-def suggestion(routing: str) -> str | None:
-    """The routing that was probably meant."""
-    return did_you_mean(routing, get_args(Routing))
+def unknown_routing(given: object) -> SpecError:
+    """That nothing is routed so, and what was probably meant."""
+    words, known = f"unknown routing {given!r}", get_args(Routing)
+    return SpecError(Problem(words, suggestion=did_you_mean(str(given), known) or f"one of {', '.join(known)}"))
 
 
 def telling_replicas(trajectories: Trajectories, replicas: int) -> IntArray:

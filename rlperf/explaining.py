@@ -34,7 +34,7 @@ from rlperf.specs.job_document import SCRIPTS, read_job_document
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.own_files import folder_of
 from rlperf.specs.reader import first_record, read_document
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_share
 from rlperf.workload import read_recording
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Explained:
 
     def _repr_html_(self) -> str:
         rows = [
-            (each.kind.replace("_", " "), each.nature_words, human_seconds(each.loss_s), f"{each.share:.0%}",
+            (each.kind.replace("_", " "), each.nature_words, human_seconds(each.loss_s), human_share(each.share),
              f"{each.where}: {each.evidence}", "; ".join(map(str, each.advice)))
             for each in self.causes.causes
         ]  # fmt: skip

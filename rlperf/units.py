@@ -218,6 +218,15 @@ def token_count(text: str) -> int | None:
     return int(count) if 1 <= count <= _MOST_TOKENS and count == int(count) else None
 
 
+def human_share(share: float, digits: int = 0, *, sign: bool = False) -> str:
+    """A share for people.
+
+    >>> human_share(0.318), human_share(0.318, 1), human_share(0.05, sign=True)
+    ('32 %', '31.8 %', '+5 %')
+    """
+    return f"{100 * share:{'+' if sign else ''}z.{digits}f} %"
+
+
 def human_risk(probability: float) -> str:
     """A probability for people; what is all but impossible or certain has no digits.
 

@@ -76,6 +76,11 @@ def test_nothing_is_remembered_by_identity() -> None:
     assert not found, "\n".join(found)
 
 
+def test_shares_are_printed_in_one_form() -> None:
+    """32% stood beside 32 %: `human_share` writes them, no format of Python's."""
+    assert not [str(file) for file in FILES if re.search(r"\.\d%[}\"']", file.read_text(encoding="utf-8"))]
+
+
 SLOW = ("scipy.optimize", "scipy.stats", "matplotlib")
 """What takes as long to load as a small plan: where it is called, for those who call it."""
 

@@ -76,7 +76,7 @@ def test_a_preset_states_its_images() -> None:
     asked = job(None)
     task = asked.tasks[0].model_copy(update={"workload": "image"})
     found = predict_job(asked.model_copy(update={"tasks": (task,)}))
-    assert any("93% of a prompt's tokens are images" in note and "1,300" in note for note in found.assumed)
+    assert any("93 % of a prompt's tokens are images" in note and "1,300" in note for note in found.assumed)
 
 
 def test_encoding_grows_with_the_share_and_is_paid_where_tokens_are_prefilled() -> None:

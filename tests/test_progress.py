@@ -22,7 +22,7 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(
         rlperf.plan_job(report=bar, **JOB)
     said = capsys.readouterr()
     assert said.out == ""
-    shares = [int(share) for share in re.findall(r"^planning .*: (\d+)%, \d+ s$", said.err, re.MULTILINE)]
+    shares = [int(share) for share in re.findall(r"^planning .*: (\d+) %, \d+ s$", said.err, re.MULTILINE)]
     assert len(shares) > 3 and shares == sorted(shares)
     assert "judging" in said.err
 
@@ -33,7 +33,7 @@ def test_one_long_step_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: py
         bar(0.25, "screening")
         time.sleep(0.2)  # nothing is reported meanwhile
     said = capsys.readouterr().err
-    assert said.count("planning screening: 25%") > 1
+    assert said.count("planning screening: 25 %") > 1
     time.sleep(0.05)
     assert capsys.readouterr().err == ""  # and nothing behind the end
 

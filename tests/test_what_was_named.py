@@ -196,11 +196,11 @@ def test_the_cheapest_cluster_is_told_with_those_within_its_interval(monkeypatch
         )
     ]  # fmt: skip
     found = Sizing(SizeTarget("step", 200.0), tuple(rows), rows[0], plan, by="usd")
-    assert found.verdict == "1 node of a: the cheapest; dearer, but within the interval of its prediction: 2 x b (+6%)"
+    assert found.verdict == "1 node of a: the cheapest; dearer, but within the interval of its prediction: 2 x b (+6 %)"
     assert replace(found, rows=(rows[0], rows[3])).verdict == "1 node of a: the cheapest"
     passed_over = SizeRow("c", 3, 24, 100.0, 100.0, 8.8, True)
     said = replace(found, rows=(*rows[:2], passed_over)).verdict
-    assert "; cheaper, but off the beaten path: 3 x c (-12%); dearer, but within" in said
+    assert "; cheaper, but off the beaten path: 3 x c (-12 %); dearer, but within" in said
 
 
 def test_two_plans_are_told_apart_by_their_folders() -> None:

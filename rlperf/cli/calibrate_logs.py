@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlperf.cli.output import AsJson, console, print_json, print_table, progress
+from rlperf.units import human_share
 
 if TYPE_CHECKING:
     from rlperf.calibrate.logs.fit import LogFit
@@ -71,7 +72,7 @@ def _show(fit: LogFit) -> None:
             f"{each.shipped:.4g}",
             f"{each.value:.4g}",
             f"{each.low:.4g} .. {each.high:.4g}",
-            f"{each.share:z.0%}",
+            human_share(each.share),
         )
         for each in (*fit.constants, *fit.factors)
     ]
@@ -79,9 +80,10 @@ def _show(fit: LogFit) -> None:
     print_table(heads, rows, title=f"{fit.steps} rl_steps")
     screen = console()
     for stage, error in fit.after.items():
-        told = f"{fit.before[stage]:.1%} {fit.start}, {error:.1%} with what all configurations share"
-        screen.print(f"{stage}: median error {told}; noise {fit.noise[stage]:.1%}", soft_wrap=True)
-    left = ", ".join(f"{stage} {sigma:.0%}" for stage, sigma in fit.spread.items())
+        before, after, noise = (human_share(each, 1) for each in (fit.before[stage], error, fit.noise[stage]))
+        told = f"{before} {fit.start}, {after} with what all configurations share"
+        screen.print(f"{stage}: median error {told}; noise {noise}", soft_wrap=True)
+    left = ", ".join(f"{stage} {human_share(sigma)}" for stage, sigma in fit.spread.items())
     screen.print(f"standard deviation left for other configurations: {left}", soft_wrap=True)
     for note in fit.notes:
         screen.print(note, markup=False)

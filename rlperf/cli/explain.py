@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlperf.cli.output import AsJson, TaskName, console, default_job, print_json, progress
+from rlperf.units import human_share
 
 if TYPE_CHECKING:
     from rlperf.diagnose.explain import Explanation
@@ -84,7 +85,7 @@ def _print(found: Explanation, scaling: ScalingExplanation | None) -> None:
     for number, cause in enumerate(found.causes, start=1):
         nature = f"[bold]{cause.nature_words}[/bold]" if cause.nature == "fault" else cause.nature_words
         table.add_row(
-            f"{number} {nature}", cause.kind.replace("_", " "), time(cause.loss_s), f"{cause.share:.0%}",
+            f"{number} {nature}", cause.kind.replace("_", " "), time(cause.loss_s), human_share(cause.share),
             f"{cause.where}: {cause.evidence}",
         )  # fmt: skip
     if found.causes:

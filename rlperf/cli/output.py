@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from rlperf.units import human_share
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -119,7 +121,7 @@ class _Lines:
         began = time.monotonic()
         while not self._done.wait(QUIET_S):
             text, done = self._state
-            print(f"{text}: {done:.0%}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            print(f"{text}: {human_share(done)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextmanager

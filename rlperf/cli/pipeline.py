@@ -12,6 +12,7 @@ import typer
 
 from rlperf.cli.output import AsJson, console, print_json
 from rlperf.errors import SpecError
+from rlperf.units import human_share
 
 if TYPE_CHECKING:
     from rlperf.plan.pipeline import PipelinePlan, PipelineProblem
@@ -111,7 +112,7 @@ def _progress() -> Callable[[float], None]:
         nonlocal last
         if time.monotonic() - last >= 2.0:
             last = time.monotonic()
-            sys.stderr.write(f"searching: {min(done, 1.0):.0%}\n")
+            sys.stderr.write(f"searching: {human_share(min(done, 1.0))}\n")
 
     return report
 
@@ -174,13 +175,13 @@ def _show(plan: PipelinePlan, problem: PipelineProblem) -> None:
         cells = [
             title,
             f"{timeline.makespan_s * 1e3:.2f}",
-            f"{timeline.bubble:.1%}",
+            human_share(timeline.bubble, 1),
             str(len(timeline.placement)),
             speed,
         ]
         table.add_row(*cells, *([human_bytes(float(timeline.peak_memory_bytes.max()))] if memory else []))
     out.print(table)
-    distance = "proven optimal" if plan.optimal else f"at most {plan.gap:.1%} above the optimum"
+    distance = "proven optimal" if plan.optimal else f"at most {human_share(plan.gap, 1)} above the optimum"
     out.print(f"bound: {plan.work_bound_s * 1e3:.2f} ms (work), {plan.bound_s * 1e3:.2f} ms (proven); {distance}")
     out.print(f"partition: {' '.join(map(str, plan.partition))}")
     out.print(f"placement: {' '.join(map(str, plan.placement))}")

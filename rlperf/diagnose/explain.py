@@ -15,7 +15,7 @@ from rlperf.diagnose.advice import Advice, advice_for
 from rlperf.diagnose.faults import Fault, Thresholds, find_faults
 from rlperf.diagnose.paths import fault_path, structural_path
 from rlperf.diagnose.structure import structural_changes
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_share
 
 FLOOR = 0.01
 """Share of the rl_step below which a loss is not reported: repeated runs of one configuration differ by more."""
@@ -61,7 +61,7 @@ class Cause:
 
     def __str__(self) -> str:
         named = f"{self.kind.replace('_', ' ')} ({self.nature_words}) at {self.where}"
-        return f"{named}: {human_seconds(self.loss_s)}, {self.share:.0%}; {self.evidence}"
+        return f"{named}: {human_seconds(self.loss_s)}, {human_share(self.share)}; {self.evidence}"
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def simulated(cause: Cause, loss_s: float, rl_step_s: float) -> Cause:
 
 
 def _by_design(share: float) -> str:
-    return f"without it the rl_step is {share:.1%} shorter"
+    return f"without it the rl_step is {human_share(share, 1)} shorter"
 
 
 def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:

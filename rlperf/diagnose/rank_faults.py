@@ -13,6 +13,7 @@ from rlperf.diagnose import graph as g
 from rlperf.diagnose.engine_fit import EngineStepFit
 from rlperf.diagnose.peers import Fault, Thresholds, by_rank, place, scaled, shift, stands_out
 from rlperf.layout import BoolArray, FloatArray, IntArray
+from rlperf.units import human_share
 
 _PLACED = (*g.COMPUTE, g.ROLLOUT, g.REWARD, g.COMMUNICATION, g.WEIGHT_SYNC, g.DATA_MOVEMENT, g.OFFLOAD)
 
@@ -204,7 +205,11 @@ def controller(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     if step <= 0 or seconds < limits.serial * step:
         return []
     change = scaled(graph, own, 0.0)
-    return [Fault("controller", "controller", f"{seconds / step:.0%} of the rl_step, all ranks waiting", change, own)]
+    return [
+        Fault(
+            "controller", "controller", f"{human_share(seconds / step)} of the rl_step, all ranks waiting", change, own
+        )
+    ]
 
 
 def slow_steps(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.diagnose import graph as g
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.rollout import Trajectories
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_share
 from rlperf.workload.records import Recording
 
 ASSUMED_TOKEN_S = 0.03
@@ -86,9 +86,10 @@ def graph_of_traces(traces: Sequence[TurnLatencies]) -> tuple[g.PerformanceGraph
     gaps = (f"{left_out} incomplete replica recordings are left out",) if left_out else ()
     notes = (
         *gaps,
-        f"engine {busy / (busy + tool):.2%} and tools {tool / (busy + tool):.2%} of the trajectories' time",
+        f"engine {human_share(busy / (busy + tool), 2)} and tools {human_share(tool / (busy + tool), 2)} of the "
+        "trajectories' time",
         f"without competition a token takes {token_s * 1e3:.1f} ms (1st percentile of the recorded turns); what is "
-        f"beyond, {1.0 - served / busy:.0%} of the engine's time, is queueing",
+        f"beyond, {human_share(1.0 - served / busy)} of the engine's time, is queueing",
     )
     return build.freeze(), notes
 
@@ -201,7 +202,7 @@ def length_notes(recording: Recording) -> tuple[str, ...]:
     if table.n:
         tokens = table.response_tokens
         cap = table.max_response_tokens
-        at_cap = f", {np.mean(tokens >= cap):.1%} at the cap" if cap else ""
+        at_cap = f", {human_share(float(np.mean(tokens >= cap)), 1)} at the cap" if cap else ""
         found.append(
             f"length imbalance: longest / mean response {tokens.max() / tokens.mean():.1f} "
             f"({tokens.max():,} / {tokens.mean():,.0f} tokens{at_cap})"

@@ -7,7 +7,7 @@ import numpy as np
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.engine_fit import EngineStepFit
 from rlperf.diagnose.peers import Fault, Thresholds, apart, by_rank, place, scaled, stands_out
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_share
 
 
 def long_trajectories(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
@@ -100,7 +100,7 @@ def kv_cache(graph: g.PerformanceGraph, fit: EngineStepFit) -> list[Fault]:
     where = "all replicas" if ranks.size > 1 else f"{graph.pools[fit.pool]} {int(ranks[0])}"
     return [
         Fault("kv_cache", f"{graph.pools[fit.pool]}: {where}" if ranks.size > 1 else where,
-              f"requests wait with free slots during {share:.0%} of the decode time, "
+              f"requests wait with free slots during {human_share(share)} of the decode time, "
               f"{human_seconds(float(np.nansum(waited)))} of waiting in all",
               g.Change(scale), waits, int(ranks[0]) if ranks.size == 1 else -1, -1, -1, fit.pool)
     ]  # fmt: skip
@@ -114,5 +114,5 @@ def queueing(graph: g.PerformanceGraph, limits: Thresholds) -> list[Fault]:
     if share < limits.queue:
         return []
     where = f"engines of {graph.pools[int(graph.pool[waits][0])]}"
-    evidence = f"{share:.0%} of the requests' engine time is waiting for others"
+    evidence = f"{human_share(share)} of the requests' engine time is waiting for others"
     return [Fault("queueing", where, evidence, scaled(graph, waits, 0.0), waits, pool=int(graph.pool[waits][0]))]

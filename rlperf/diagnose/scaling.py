@@ -12,7 +12,7 @@ from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph
 from rlperf.diagnose.faults import Fault, Thresholds
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
-from rlperf.units import human_seconds
+from rlperf.units import human_seconds, human_share
 
 # What should not grow with the devices. A stage that only stays as long as it was is a limit of the plan and is ranked
 # in `activities`; tail and imbalance of the other stages are found within one scale.
@@ -42,7 +42,7 @@ class ScalingLoss:
 
     def __str__(self) -> str:
         named = self.activity.replace("_", " ")
-        return f"{named} goes with devices ^ {self.slope:.2f}, {self.share:.0%} of the rl_step"
+        return f"{named} goes with devices ^ {self.slope:.2f}, {human_share(self.share)} of the rl_step"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rlperf.specs.cluster import Cluster
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Form
+from rlperf.units import human_share
 
 LITTLE = 0.01
 """Share of the training's seconds by which it is changed to see what an rl_step keeps of them [1]."""
@@ -45,7 +46,7 @@ def _waits(evaluation: Evaluation) -> tuple[str, ...]:
         return ()
     idle = step_view(evaluation).idle_share
     most = max(idle, key=lambda pool: idle[pool])
-    shares = ", ".join(f"{pool} {share:.0%}" for pool, share in idle.items())
+    shares = ", ".join(f"{pool} {human_share(share)}" for pool, share in idle.items())
     return (f"the {most} pool waits most; without work, of each pool's device time: {shares}", *_bound(evaluation))
 
 

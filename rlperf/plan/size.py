@@ -25,7 +25,7 @@ from rlperf.processes import over_cores
 from rlperf.specs.given import as_count
 from rlperf.specs.job import Job
 from rlperf.told import Tell, quiet, within
-from rlperf.units import human_seconds, human_usd
+from rlperf.units import human_seconds, human_share, human_usd
 
 if TYPE_CHECKING:
     import polars as pl
@@ -157,7 +157,7 @@ class Sizing:
 
     @property
     def _ties(self) -> str:
-        """``; dearer, but within the interval of its prediction: 2 x dgx_h200 (+6%)``, or cheaper and passed over."""
+        """``; dearer, but within the interval of its prediction: 2 x dgx_h200 (+6 %)``, or cheaper and passed over."""
         if self.best is None or not self.best.usd_per_step:
             return ""
         said = ""
@@ -165,8 +165,9 @@ class Sizing:
             ("cheaper, but off the beaten path", True),
             ("dearer, but within the interval of its prediction", False),
         ):
-            more = [f"{row.nodes} x {row.cluster} ({(row.usd_per_step or 0) / self.best.usd_per_step - 1:+.0%})"
-                    for row in self.tied if ((row.usd_per_step or 0) < self.best.usd_per_step) == cheaper]  # fmt: skip
+            spent = ((row, (row.usd_per_step or 0.0) / self.best.usd_per_step - 1.0) for row in self.tied)
+            more = [f"{row.nodes} x {row.cluster} ({human_share(over, sign=True)})"
+                    for row, over in spent if (over < 0.0) == cheaper]  # fmt: skip
             said += f"; {words}: {', '.join(more)}" if more else ""
         return said
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rlperf.diagnose.explain import Explanation
 from rlperf.diagnose.scaling import ScalingExplanation
 from rlperf.report.style import new_figure, saved
+from rlperf.units import human_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ def _draw_causes(axes: Axes, found: Explanation) -> None:
         seconds = max(cause.loss_s, cause.joint_s)
         axes.barh(row, seconds, height=0.6, color=PALETTE[1] if fault else PALETTE[0], hatch="" if fault else "//",
                   edgecolor="white")  # fmt: skip
-        axes.text(seconds, row, f" {cause.share:.0%}  {cause.where}", va="center", fontsize="small")
+        axes.text(seconds, row, f" {human_share(cause.share)}  {cause.where}", va="center", fontsize="small")
     if not shown:
         axes.text(0.5, 0.5, "nothing above the floor", transform=axes.transAxes, ha="center", va="center")
     axes.set_yticks(range(len(shown)), [c.kind.replace("_", " ") for c in shown])

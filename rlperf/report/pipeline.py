@@ -9,6 +9,7 @@ import numpy as np
 
 from rlperf.report.style import new_figure, saved
 from rlperf.sim.pipeline import B, F, PipelineTimeline, StageCosts, W, op_name
+from rlperf.units import human_share
 
 COLOURS = {F: "#56B4E9", B: "#009E73", W: "#E69F00"}
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
@@ -38,7 +39,9 @@ def pipeline_figure(timelines: dict[str, PipelineTimeline], form: str = "svg") -
         axes.set_yticks(range(timeline.devices))
         axes.set_ylim(timeline.devices - 0.5, -0.5)
         axes.set_ylabel("device")
-        axes.set_title(f"{title}: {timeline.makespan_s * 1e3:.2f} ms, {timeline.bubble:.1%} idle", fontsize=9)
+        axes.set_title(
+            f"{title}: {timeline.makespan_s * 1e3:.2f} ms, {human_share(timeline.bubble, 1)} idle", fontsize=9
+        )
     panels[-1, 0].set_xlabel("time [ms]")
     figure.legend(
         handles=[Patch(color=COLOURS[k], label=_NAMES[k]) for k in (F, B, W)], loc="outside lower center", ncols=3

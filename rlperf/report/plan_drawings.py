@@ -24,6 +24,7 @@ from rlperf.report.style import (
     tidy,
 )
 from rlperf.specs.modes import MODES
+from rlperf.units import human_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -198,11 +199,11 @@ def sensitivity_bars(phase: Phase, width: float) -> Figure:
         slower = change > 0
         axes.barh(place, change, height=0.6, color=PALETTE[1] if slower else PALETTE[0], hatch="" if slower else "//",
                   edgecolor="white")  # fmt: skip
-        told = "the choice stands" if not row.switches_to else f"{row.loss:.1%} above another"
+        told = "the choice stands" if not row.switches_to else f"{human_share(row.loss, 1)} above another"
         if width >= WIDE:
             axes.annotate(told, (change, place), xytext=(4 if slower else -4, 0), textcoords="offset points",
                           va="center", ha="left" if slower else "right", fontsize="x-small")  # fmt: skip
-    names = [f"{row.input} by {abs(row.change):.0%}" for row in phase.sensitivity]
+    names = [f"{row.input} by {human_share(abs(row.change))}" for row in phase.sensitivity]
     axes.set_yticks(range(len(names)), names, fontsize="small")
     axes.invert_yaxis()
     axes.axvline(0.0, color="black", linewidth=0.8)

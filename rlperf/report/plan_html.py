@@ -29,7 +29,7 @@ from rlperf.report.provenance import ASSUMED, UsedConstant, constants_of, counts
 from rlperf.report.rl_step import step_figure
 from rlperf.report.rollout import CAUSES
 from rlperf.report.style import Drawing
-from rlperf.units import human_bytes, human_risk, human_seconds
+from rlperf.units import human_bytes, human_risk, human_seconds, human_share
 
 Judged = tuple[Context, TaskContext, Evaluation]
 
@@ -147,8 +147,8 @@ def _why(phase: Phase) -> str:
 
 def _sensitivity(phase: Phase) -> str:
     rows = [
-        (f"{row.input} by {abs(row.change):.0%}", human_seconds(row.rl_step_s),
-         "stands" if not row.switches_to else f"{row.loss:.1%} above: {', '.join(row.switches_to)}")
+        (f"{row.input} by {human_share(abs(row.change))}", human_seconds(row.rl_step_s),
+         "stands" if not row.switches_to else f"{human_share(row.loss, 1)} above: {', '.join(row.switches_to)}")
         for row in phase.sensitivity
     ]  # fmt: skip
     return html.table(("input", "rl_step", "the choice"), rows) if rows else html.paragraph("not computed")

@@ -11,6 +11,7 @@ import numpy as np
 from rlperf.errors import SpecError
 from rlperf.report.style import new_figure, saved
 from rlperf.specs.writer import write_atomic
+from rlperf.units import human_share
 from rlperf.workload.fidelity import Fidelity, bias, coverage, group_max_ratio, width_ratio
 from rlperf.workload.lengths import Float, LengthTable
 from rlperf.workload.model import LengthModel
@@ -226,17 +227,20 @@ def print_fidelity(screen: Console, result: Fidelity) -> None:
         for quantity in dict.fromkeys(o.quantity for o in outcomes):
             part = [o for o in outcomes if o.quantity == quantity]
             inside = f"{sum(o.inside for o in part)} of {len(part)}"
-            system.add_row(quantity.replace("_", " "), f"{bias(part):+.1%}", inside, f"{width_ratio(part):.2f}")
+            system.add_row(
+                quantity.replace("_", " "), human_share(bias(part), 1, sign=True), inside, f"{width_ratio(part):.2f}"
+            )
     screen.print(system)
     screen.print(
-        f"bias over all layouts {result.system_bias:+.1%}; luck alone gives up to "
-        f"{result.system_bias_noise:.1%} in 9 of 10 recordings as short as this one",
+        f"bias over all layouts {human_share(result.system_bias, 1, sign=True)}; luck alone gives up to "
+        f"{human_share(result.system_bias_noise, 1)} in 9 of 10 recordings as short as this one",
         soft_wrap=True,
     )
     if result.baseline:
         screen.print(
-            f"resampling what the model was fitted on instead: bias {bias(result.baseline):+.1%}, "
-            f"{coverage(result.baseline):.0%} in its interval, width / bootstrap {width_ratio(result.baseline):.2f}",
+            "resampling what the model was fitted on instead: bias "
+            f"{human_share(bias(result.baseline), 1, sign=True)}, {human_share(coverage(result.baseline))} in its "
+            f"interval, width / bootstrap {width_ratio(result.baseline):.2f}",
             soft_wrap=True,
         )
     marginals = Table(title="marginals", title_justify="left")
@@ -253,11 +257,14 @@ def print_fidelity(screen: Console, result: Fidelity) -> None:
     if g is not None:
         screen.print(
             f"E[max of a group] / E[L]: recorded {g.recorded:.3f} [{g.low:.3f}, {g.high:.3f}], sampled {g.model:.3f} "
-            f"({g.error:+.1%}; tolerance {g.tolerance:.1%})",
+            f"({human_share(g.error, 1, sign=True)}; tolerance {human_share(g.tolerance, 1)})",
             soft_wrap=True,
             markup=False,
         )
-    screen.print(f"at the cap: recorded {result.truncated_recorded:.2%}, sampled {result.truncated_model:.2%}")
+    screen.print(
+        f"at the cap: recorded {human_share(result.truncated_recorded, 2)}, "
+        f"sampled {human_share(result.truncated_model, 2)}"
+    )
     if result.known:
         screen.print(f"drift: {result.known}", soft_wrap=True)
     screen.print(

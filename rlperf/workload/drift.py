@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlperf.units import human_share
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float, Int, LengthTable
 
@@ -78,15 +79,14 @@ class Drift:
         if self.change_points:
             notes.append(f"location jumps at rl_step {', '.join(map(str, self.change_points))}")
         if self.runaway_change is not None:
-            after = self.runaway_rate_after or 0.0
+            before, after = (human_share(each or 0.0, 2) for each in (self.runaway_rate, self.runaway_rate_after))
             notes.append(
-                f"runaways (longer than {_RUNAWAY_RATIO:g} medians) change from {self.runaway_rate:.2%} to {after:.2%} "
+                f"runaways (longer than {_RUNAWAY_RATIO:g} medians) change from {before} to {after} "
                 f"at rl_step {self.runaway_change}: whether they come back cannot be known"
             )
         elif self.runaway_rate > 0:
-            notes.append(
-                f"runaways in {self.runaway_rate:.2%} of responses: a single one decides an rl_step's makespan"
-            )
+            rate = human_share(self.runaway_rate, 2)
+            notes.append(f"runaways in {rate} of responses: a single one decides an rl_step's makespan")
         return "; ".join(notes)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rlperf.errors import Problem, SpecError
+from rlperf.units import human_share
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_covariance
 from rlperf.workload.drift import fit_drift
 from rlperf.workload.laws import Law, kolmogorov_smirnov
@@ -178,11 +179,11 @@ def _note(censored: float, recording: Recording, table: LengthTable, rows: Lengt
         notes.append(f"{few} too few to tell how lengths spread and how long the longest of a batch are")
     if censored > MUCH_CENSORED:
         notes.append(
-            f"{censored:.0%} of the responses reached the cap: "
+            f"{human_share(censored)} of the responses reached the cap: "
             "only the scale is fitted, the shape is that of the math preset"
         )
     elif censored > 0.02:
-        notes.append(f"{censored:.1%} of the responses reached the cap: beyond it the law is extrapolated")
+        notes.append(f"{human_share(censored, 1)} of the responses reached the cap: beyond it the law is extrapolated")
     if recording.cap_inferred:
         notes.append(f"the cap of {table.max_response_tokens} tokens is inferred from the pile of responses at it")
     if recording.skipped:

@@ -24,6 +24,7 @@ from rlperf.specs.overhead import Provenance
 from rlperf.specs.rl_calibration import FrameworkCalibration
 from rlperf.specs.stage_spread import BANDS, STAGES, SURPRISE, LogPrior, StageSpread, load_log_prior
 from rlperf.specs.step_log import StepLog
+from rlperf.units import human_share
 from rlperf.workload.lengths import LengthTable
 
 MAX_STEPS = 400
@@ -259,12 +260,12 @@ def calibration_text(fit: LogFit) -> str:
     """The calibration file: loads back as a `FrameworkCalibration`."""
     told = [
         f"# {each.name}: {each.value:.4g} ({each.low:.4g} .. {each.high:.4g}), {fit.start} {each.shipped:.4g}; the log "
-        f"took away {each.share:.0%} of what was unknown of it"
+        f"took away {human_share(each.share)} of what was unknown of it"
         for each in (*fit.constants, *fit.factors)
     ]
     lines = [
         f"# told by {fit.steps} rl_steps; noise over value: "
-        + ", ".join(f"{stage} {value:.1%}" for stage, value in fit.noise.items()),
+        + ", ".join(f"{stage} {human_share(value, 1)}" for stage, value in fit.noise.items()),
         *told,
         *(f"# {note}" for note in fit.notes),
     ]

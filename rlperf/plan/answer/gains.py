@@ -19,7 +19,7 @@ from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.specs.speculation import NONE
-from rlperf.units import human_bytes, human_seconds
+from rlperf.units import human_bytes, human_seconds, human_share
 
 TRAINER_TECHNIQUES: dict[str, tuple[str | bool, str]] = {
     "shared_prefix": (False, "prompts of a group computed once"),
@@ -230,7 +230,7 @@ def _without(
 def _line(words: str, evaluation: Evaluation, without: Evaluation) -> str:
     now, then = (human_seconds(each.rl_step_s) for each in (evaluation, without))
     ratio = without.rl_step_s / evaluation.rl_step_s
-    pace = f"{ratio:.2f} times as fast" if ratio >= 1.0 else f"{1.0 / ratio - 1.0:.1%} longer"
+    pace = f"{ratio:.2f} times as fast" if ratio >= 1.0 else f"{human_share(1.0 / ratio - 1.0, 1)} longer"
     work = _trainer_s(without) / max(_trainer_s(evaluation), 1e-9)
     spared = float(without.held.peak[0] - evaluation.held.peak[0])
     memory = f", {human_bytes(spared)} a device spared" if spared > 1e8 else ""

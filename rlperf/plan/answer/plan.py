@@ -15,7 +15,7 @@ from rlperf.specs.frozen import Frozen
 from rlperf.specs.job import Job
 from rlperf.specs.modes import Mode
 from rlperf.specs.pool import Role
-from rlperf.units import human_seconds, human_usd
+from rlperf.units import human_seconds, human_share, human_usd
 
 if TYPE_CHECKING:
     import polars as pl
@@ -136,7 +136,9 @@ class Prediction(Frozen):
     def __str__(self) -> str:
         stages = ((name.replace("_", " "), seconds) for name, seconds in self.stages_s.model_dump().items())
         largest = sorted(stages, key=lambda stage: -stage[1])[:3]
-        memory = ", ".join(f"{role} {use.total / use.limit:.0%} of memory" for role, use in self.memory_bytes.items())
+        memory = ", ".join(
+            f"{role} {human_share(use.total / use.limit)} of memory" for role, use in self.memory_bytes.items()
+        )
         spread = f"{human_seconds(self.low_s)} .. {human_seconds(self.high_s)}"
         return (
             f"rl_step {human_seconds(self.rl_step_s)} ({spread}): "
@@ -151,12 +153,12 @@ class Prediction(Frozen):
     def _repr_html_(self) -> str:
         """A prediction for a notebook: the rl_step, its stages, and memory against the device's."""
         stages = [
-            (name.replace("_", " "), human_seconds(seconds), f"{seconds / self.rl_step_s:.0%}")
+            (name.replace("_", " "), human_seconds(seconds), human_share(seconds / self.rl_step_s))
             for name, seconds in self.stages_s.model_dump().items()
             if seconds > 0
         ]
         memory = [
-            (role, f"{use.total / 1e9:.1f} GB", f"{use.limit / 1e9:.1f} GB", f"{use.risk:.1%}")
+            (role, f"{use.total / 1e9:.1f} GB", f"{use.limit / 1e9:.1f} GB", human_share(use.risk, 1))
             for role, use in self.memory_bytes.items()
         ]
         usd = "" if self.usd_per_step is None else f", {human_usd(self.usd_per_step)} USD"

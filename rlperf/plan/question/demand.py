@@ -22,6 +22,7 @@ from rlperf.layout import BoolArray
 from rlperf.sim.rl_step.demand import Batch, Demand
 from rlperf.specs.job import ImageTokens, Task
 from rlperf.specs.reader import below, is_there
+from rlperf.units import human_share
 from rlperf.workload import PRESETS, LengthModel, LengthTable, Recording, concat, load_model, read_recording
 from rlperf.workload.fitting import fit_model
 from rlperf.workload.records import reward_max_over_ranks
@@ -202,7 +203,7 @@ class LengthSource:
             stated = ImageTokens(share=self.model.vision_fraction, tokens=self.model.image_tokens)
         if stated is None or not stated.share:
             return None, None
-        share = f"{self.task.name}: {stated.share:.0%} of a prompt's tokens are images"
+        share = f"{self.task.name}: {human_share(stated.share)} of a prompt's tokens are images"
         if not self.sees:
             return None, f"{share}, counted as text: the architecture has no vision tower"
         words = f"{share} (or pairs of frames) of {stated.tokens:,.0f} tokens"

@@ -13,7 +13,7 @@ from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.demand import Batch, Demand
-from rlperf.units import human_seconds, human_usd
+from rlperf.units import human_seconds, human_share, human_usd
 
 _Limited = tuple[float, float | None, int]
 
@@ -44,9 +44,13 @@ class Tally:
     def truncated(self, context: Context, demand: Demand) -> None:
         """A batch that cuts too many responses, whatever the layout."""
         self._refuse({REASONS[Reject.LIMIT]: 1})
-        cap, cut, most = demand.batch.max_response_tokens, demand.truncated_fraction, context.job.limits
-        words = f"a maximum of {cap:,} tokens cuts {cut:.1%} of the responses"
-        self.misses.append(f"{words} (limit {most.truncated_fraction:.1%})")
+        cap, cut, most = (
+            demand.batch.max_response_tokens,
+            demand.truncated_fraction,
+            context.job.limits.truncated_fraction,
+        )
+        words = f"a maximum of {cap:,} tokens cuts {human_share(cut, 1)} of the responses"
+        self.misses.append(f"{words} (limit {human_share(most or 0.0, 1)})")
 
     def columns(self, source: SplitColumns, repeated: bool) -> None:
         """The columns of a split; ``repeated``: its trainer's have been counted before."""

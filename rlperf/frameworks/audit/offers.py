@@ -57,6 +57,8 @@ def what_ifs(given: Imported, predicted: Prediction, cache: Cache | None) -> lis
     if run.rollout.prefix_caching is False and run.batch.group_size > 1:
         message = "prompts are prefilled once per sample: prefix caching is off"
         offer("rollout.prefix_caching", [True], message, "no_prefix_caching")
+    if run.in_flight is False and run.traits.runs_ahead:
+        offer("run.in_flight", [True], "the engines are drained before every weight sync", "drained_sync")
     running = run.rollout.max_running
     share = run.batch.prompts * run.batch.group_size / (run.rollout.data_parallel or 1)
     if running and share > 1.3 * running and (cache is None or cache.requests > 1.3 * running):

@@ -170,6 +170,16 @@ def test_skip_damaged_counts_and_reports(trace: Path, tmp_path: Path) -> None:
         run("show", path)
 
 
+def test_where_all_is_damaged_that_is_an_error(tmp_path: Path) -> None:
+    """A recording of nothing was shown, with exit code 0: a script went on with it."""
+    path = tmp_path / "packed_lengths_step_0.jsonl"
+    path.write_text('{"step": 0, "output": "text"}\n{"step": \n')
+    for command in (["show"], ["fit", "--out", str(tmp_path / "model.yaml")]):
+        with pytest.raises(SpecError, match="nothing is left without what is damaged, 2 records"):
+            run(*command, path, "--skip-damaged")
+    assert not (tmp_path / "model.yaml").exists()
+
+
 def test_distribution_files(tmp_path: Path) -> None:
     """The published parameter files in small: a mixture of prompts and responses, and sessions of one or two calls."""
     gmm = {"weights": [0.25, 0.75], "means": [[100, 4000], [150, 9000]], "covariances": [[[900, 0], [0, 4e6]]] * 2}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlperf.cli.output import AsJson, console, print_json, progress
-from rlperf.errors import SpecError
+from rlperf.errors import Problem, SpecError
 from rlperf.units import token_count
 
 if TYPE_CHECKING:
@@ -350,6 +350,9 @@ def _read(paths: Sequence[str], skip_damaged: bool, cap: int | None, tokenizer: 
             screen.print(f"  {problem}", soft_wrap=True, markup=False)
         if len(recording.skipped) > 20:
             screen.print(f"  and {len(recording.skipped) - 20} more", soft_wrap=True)
+    if recording.empty:
+        words = f"nothing is left without what is damaged, {len(recording.skipped):,} records or groups"
+        raise SpecError(Problem(words, paths[0], suggestion="what is wrong with each stands above"))
     return recording
 
 

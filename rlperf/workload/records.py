@@ -86,6 +86,11 @@ class Recording:
     unread: tuple[str, ...] = ()
     samples_read: int = field(default=0)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it holds nothing: all records were damaged."""
+        return not (self.lengths.n or self.rewards or self.filters or self.tool_latencies or self.distributions)
+
 
 def reward_max_over_ranks(rewards: tuple[RewardTiming, ...]) -> Float:
     """Reward time [s] per rl_step: the slowest rank holds the rl_step back."""

@@ -8,7 +8,7 @@ import pytest
 
 from rlperf.errors import SpecError
 from rlperf.frameworks.audit.audit import audit
-from rlperf.frameworks.imports import import_config, job_of
+from rlperf.frameworks.imports import describe, import_config, job_of
 
 PROGRAM = """from trl import GRPOConfig, GRPOTrainer
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", dtype="auto")
@@ -53,6 +53,37 @@ def test_a_script_brings_the_program_that_it_launches(tmp_path: Path) -> None:
     script.write_text("accelerate launch --num_processes 4 train.py --per_device_train_batch_size 16\n")
     run = import_config([script]).run
     assert (run.devices, run.batch.prompts_per_step) == (4, 32)  # 4 x 16 x 4 samples, 8 of a prompt
+
+
+@pytest.mark.parametrize(
+    ("launch", "devices", "backend"),
+    [
+        ("python -u train.py", 1, "ddp"),
+        ("export CUDA_VISIBLE_DEVICES=0\nuv run python3 train.py", 1, "ddp"),
+        ("python train.py --deepspeed zero3.json", 1, "deepspeed"),
+        ("torchrun --nproc_per_node 2 train.py", 2, "ddp"),
+        ("python -m torch.distributed.run --nproc_per_node=2 train.py", 2, "ddp"),
+        ("torchrun --standalone train.py --nproc_per_node 2", 2, "ddp"),
+        ("accelerate launch --num_processes 2 train.py", 2, "deepspeed"),
+        ("accelerate launch --num_processes=2 --multi_gpu train.py", 2, "ddp"),
+        ("accelerate launch --num_processes=2 --use_fsdp train.py", 2, "fsdp2"),
+    ],
+)
+def test_a_launch_without_a_config_says_how_many_processes_and_how_they_train(
+    launch: str, devices: int, backend: str, tmp_path: Path
+) -> None:
+    """``python train.py`` was eight GPUs under DeepSpeed: 32 prompts, and a quarter of the memory of one."""
+    (tmp_path / "train.py").write_text(PROGRAM.replace("WIDTH = 2", "WIDTH = 1").replace("4 * WIDTH", "8"))
+    script = tmp_path / "run.sh"
+    script.write_text(f"{launch}\n")
+    read = import_config([script])
+    assert (read.run.devices, read.run.trainer.backend, read.run.batch.prompts_per_step) == (
+        devices,
+        backend,
+        4 * devices,
+    )
+    told = describe(read)
+    assert "assumed" not in told and ("1 GPU," in told) == (devices == 1)
 
 
 @pytest.mark.parametrize(

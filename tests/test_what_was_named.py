@@ -57,7 +57,7 @@ def test_devices_that_no_file_states_are_called_assumed(
 ) -> None:
     alone = tmp_path / "config.yaml"
     alone.write_text((exported / "config.yaml").read_text())
-    assumed = "8 GPUs (assumed: name the launch script or accelerate's config too)"
+    assumed = "8 GPUs (assumed: name accelerate's config too, or a launch script that says --num_processes)"
     assert assumed in describe(import_config([alone]))
     launch = (exported / "config_accelerate.yaml").read_text()
     (tmp_path / "config_accelerate.yaml").write_text(re.sub(r"num_processes: \d+", "num_processes: 3", launch))

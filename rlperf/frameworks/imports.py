@@ -372,12 +372,13 @@ def describe(imported: Imported) -> str:
     run, launcher = imported.run, imported.source.launcher
     where = ""
     if imported.adapter.name == "trl" and not {"num_processes", "nproc_per_node"} & set(launcher):
-        where = " (assumed: name the launch script or accelerate's config too)"
+        where = " (assumed: name accelerate's config too, or a launch script that says --num_processes)"
     elif imported.adapter.name == "trl" and not run.traits.shares_devices and not _serves(launcher):
         where = f" ({run.rollout.devices} assumed for the server: name the script that starts it too)"
+    gpus = "1 GPU" if run.devices == 1 else f"{run.devices} GPUs"
     return (
         f"{imported.adapter.title} {imported.target.version}: {hub_name(run.architecture)}, "
-        f"{run.devices} GPUs{where}, {run.mode}, {run.batch.prompts_per_step} prompts x {run.batch.group_size}"
+        f"{gpus}{where}, {run.mode}, {run.batch.prompts_per_step} prompts x {run.batch.group_size}"
         + (f" ({imported.newer})" if imported.newer else "")
     )
 

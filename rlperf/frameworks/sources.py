@@ -14,6 +14,7 @@ from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.planned import Planned
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.scripts.flow import commands, run
+from rlperf.frameworks.scripts.launchers import COUNTS, counts, started, switch
 from rlperf.frameworks.scripts.manifest import launching, manifest_of
 from rlperf.frameworks.scripts.python import makes_configuration, read_python
 from rlperf.frameworks.scripts.shell import Word
@@ -27,7 +28,8 @@ _ENVIRONMENT = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}|\$([A-Z_][A-Z0-9_]*)")
 _GIVEN = re.compile(r"^(\w+)=(.*)$", re.DOTALL)
 _LONE = re.compile(r"^([a-z]\w*=)", re.MULTILINE)
 _MODULES = tuple(f"{name}." for name in FRAMEWORKS)
-_LAUNCHER = frozenset({"num_processes", "num_machines", "nproc_per_node", "nnodes"})
+_OTHERS = tuple(f"{name}." for name in FRAMEWORKS if name != "trl")
+"""Modules of frameworks that start their own processes."""
 
 _KINDS = "name a YAML file (.yaml, .yml), a launch script (.sh), TRL's program (.py), or a file of flags"
 
@@ -332,12 +334,7 @@ def _read_launcher(words: Sequence[str], path: Path, gathered: _Gathered) -> Non
         name, equals, inline = word.partition("=")
         if name == "--config_file":
             _read_accelerate(inline if equals else after, path, gathered)
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        name, equals, inline = word.removeprefix("--").partition("=")
-        value = inline if equals else after
-        key = name.replace("-", "_")
-        if word.startswith("--") and key in _LAUNCHER and value.strip("()").isdigit():
-            gathered.launcher[key] = int(value.strip("()"))
+    gathered.launcher |= counts(words)
 
 
 def _read_accelerate(name: str, path: Path, gathered: _Gathered) -> None:
@@ -351,7 +348,8 @@ def _read_accelerate(name: str, path: Path, gathered: _Gathered) -> None:
 
 def _is_value(words: Sequence[Word], index: int) -> bool:
     """Whether a word that looks like a program is the value of a flag, as in ``--reward.remote_url reward.py``."""
-    return index > 0 and words[index - 1].text.startswith("--") and len(words[index - 1].text) > 2
+    before = words[index - 1].text if index else ""
+    return before.startswith("--") and len(before) > 2 and not switch(before)
 
 
 def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
@@ -375,6 +373,8 @@ def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:
     if begin:
         gathered.only("launch", path)
     _read_launcher([word.text for word in words], path, gathered)
+    if entries and not gathered.entry.startswith(_OTHERS):
+        gathered.launcher |= started([word.text for word in words[: entries[0]]])
     rest = [word for word in words[begin:] if word.text not in ("$@", "$*", "${@}")]
     index = 0
     while index < len(rest):
@@ -398,7 +398,7 @@ def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gat
                 break
             values.append(after.text)
             taken += 1
-    if name in _LAUNCHER:
+    if name in COUNTS:
         return taken
     if name in ("config", "config-path", "config-name", "config-dir") and values:
         _read_named(name, values[0], path, gathered)

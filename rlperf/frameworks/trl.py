@@ -294,9 +294,13 @@ def _trainer(trainer: TrainerRun, lost: list[Limitation]) -> str:
 
 
 def _read_trainer(source: Source) -> TrainerRun:
-    """Backend, ZeRO stage and offload of an accelerate config; where none is given, DeepSpeed ZeRO-3, TRL's recipe."""
+    """Backend, ZeRO stage and offload of an accelerate config; where none is given, DeepSpeed ZeRO-3, TRL's recipe.
+
+    The trainer's own ``deepspeed`` and ``fsdp`` stand over what started it.
+    """
     told = source.launcher
-    kind = str(told.get("distributed_type") or "DEEPSPEED").upper()
+    own = next((name.upper() for name in ("deepspeed", "fsdp") if source.keys.get(name)), None)
+    kind = own or str(told.get("distributed_type") or "DEEPSPEED").upper()
     backend = next((name for name, word in _DISTRIBUTED.items() if word == kind), "ddp")
     if backend == "deepspeed":
         offloaded = told.get("deepspeed_config.offload_optimizer_device") == "cpu"

@@ -180,13 +180,16 @@ def audit(
         judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None, asked)
         notes += [unjudged] if unjudged else []
         findings += judged
-    findings, then = repaired(findings, given, attempt, within(tell, 0.25, 0.25, "what would mend "))
+    findings, mended = repaired(findings, given, attempt, within(tell, 0.25, 0.25, "what would mend "))
+    then = mended and mended[1]
     notes += [f"with the settings above it fits: {human_seconds(then.rl_step_s)} per rl_step predicted"] if then else []
     short = "" if evaluation is None else cache_shortage(evaluation)
     if plan and predicted is not None:
         files, rest = imported.source.files, within(tell, 0.5, 0.5, "the best: ")
         holds = then if _too_large(findings) or short else predicted  # what does not fit has no speed to miss
-        best, note = best_of(job, facts, holds.rl_step_s if holds else np.inf, files, folder, rest)
+        # settings that a plan does not choose (a chunked loss) are those under which it fits
+        fits = job if mended is None else _as_run(with_budget(mended[0]), job.cluster, job.tasks[0].workload, folder)
+        best, note = best_of(fits, facts, holds.rl_step_s if holds else np.inf, files, folder, rest)
         notes += [note] if note else []
     found = Audit(imported, job, sort(findings), predicted, best, tuple(notes), unjudged=unjudged, shortage=short)
     return found if log is None else _beside_log(found, given, evaluation, log, job.tasks[0].workload)

@@ -16,6 +16,8 @@ from rlperf.told import Tell, within
 from rlperf.units import human_bytes, with_probability
 
 Change = tuple[tuple[Ref, Value], ...]
+Ways = Sequence[Sequence[Sequence[Change]]]
+"""Ways out, those that ask for least first: each is several knobs, and each knob its changes, the mildest first."""
 Predict = Callable[[Imported], Prediction | None]
 """What a configuration does; None where it cannot be laid out."""
 LEAST = 0.01
@@ -202,8 +204,8 @@ def _hold(predicted: Prediction, roles: frozenset[str]) -> bool:
 
 def repaired(
     findings: Sequence[Finding], given: Imported, predict: Predict, report: Tell
-) -> tuple[list[Finding], Prediction | None]:
-    """Findings with the keys and values under which they go, and what is predicted with all of them on memory.
+) -> tuple[list[Finding], tuple[Imported, Prediction] | None]:
+    """Findings with the keys and values under which they go; the configuration with all of them on memory, predicted.
 
     A configuration that runs out of memory in training and in rollout is repaired in training first, and rollout on top
     of that: no one key would make both fit. A finding for which nothing was found stays as it is.
@@ -214,33 +216,50 @@ def repaired(
     order = sorted(range(len(found)), key=lambda index: (found[index].role == "rollout", index))
     for number, index in enumerate(order):
         finding, tell = found[index], within(report, number / len(order), 1 / len(order), found[index].key)
-        if finding.settings or not (choices := _ways_out(finding, state.run if _on_memory(finding) else given.run)):
+        if finding.settings or not (ways := _ways_out(finding, state.run if _on_memory(finding) else given.run)):
             continue
         if not _on_memory(finding):
-            best = first_that_fits(given, _told(choices, tell), predict)
+            best = _quickest(given, ways, predict, None, tell)
             found[index] = _with(finding, best[0], "then it fits") if best else finding
             continue
         held |= {finding.role}
         whole = held >= open_roles
-        best = first_that_fits(state, _told(choices, tell), predict, None if whole else held)
+        best = _quickest(state, ways, predict, None if whole else held, tell)
         if best is None and whole and len(open_roles) > 1:
             held, whole = frozenset({finding.role}), False
-            best = first_that_fits(state, choices, predict, held)
+            best = _quickest(state, ways, predict, held, tell)
         if best is None:
             held -= {finding.role}
-            found[index] = replace(finding, advice=f"{finding.advice}; {_not_enough(finding, state, choices, predict)}")
+            found[index] = replace(finding, advice=f"{finding.advice}; {_not_enough(finding, state, ways, predict)}")
             continue
         words = "then it fits" if len(open_roles) == 1 else f"then {PHASES[finding.role]} fits"
         found[index] = _with(finding, best[0], words)
-        state, together = best[0].imported, best[1] if whole else None
-    return found, together if len(open_roles) > 1 else None
+        state = best[0].imported
+        together = (state, best[1]) if whole else None
+    return found, together
 
 
-def _not_enough(finding: Finding, given: Imported, choices: Sequence[Change], predict: Predict) -> str:
+def _quickest(
+    given: Imported, ways: Ways, predict: Predict, roles: frozenset[str] | None, report: Tell
+) -> tuple[Repair, Prediction] | None:
+    """Of the knobs of the first way out on which any fits, the one with the shortest rl_step by more than `LEAST`."""
+    for number, knobs in enumerate(ways):
+        tell, best = within(report, number / len(ways), 1 / len(ways)), None
+        for at, knob in enumerate(knobs):
+            told = _told(knob, within(tell, at / len(knobs), 1 / len(knobs)))
+            found = first_that_fits(given, told, predict, roles)
+            if found and (best is None or found[1].rl_step_s < (1.0 - LEAST) * best[1].rl_step_s):
+                best = found
+        if best:
+            return best
+    return None
+
+
+def _not_enough(finding: Finding, given: Imported, ways: Ways, predict: Predict) -> str:
     """That nothing that was tried makes a role fit, and how near the best of it comes."""
     nothing = "no key that was tried makes it fit"
     role: Role = "rollout" if finding.role == "rollout" else "trainer"
-    best = lowest(given, choices, predict, role)
+    best = lowest(given, [change for knobs in ways for knob in knobs for change in knob], predict, role)
     if best is None:
         return nothing
     use = best[1].memory_bytes[role]
@@ -258,19 +277,19 @@ def _with(finding: Finding, repair: Repair, words: str) -> Finding:
     return replace(finding, advice=f"{repair.words} ({words})", settings=repair.settings)
 
 
-def _ways_out(finding: Finding, run: Run) -> Sequence[Change]:
-    """Changes against a finding, what costs least time first, those of one knob before those of several."""
+def _ways_out(finding: Finding, run: Run) -> Ways:
+    """Changes against a finding."""
     if finding.rule == "kv_starvation":
-        return _for_cache(run, None)
+        return [[_for_cache(run, None)]]
     if finding.rule == "tp_across_nodes":
         alone = run.rollout.tensor_parallel // run.rollout.attention_data_parallel
         role = "rollout" if alone > run.devices_per_node else "trainer"
-        return change(f"{role}.tensor_parallel", run.devices_per_node, run.devices_per_node // 2)
+        return [[change(f"{role}.tensor_parallel", run.devices_per_node, run.devices_per_node // 2)]]
     if finding.rule == "host_memory":
-        return (*change("trainer.parked", False), *change("trainer.offload", "none"))
-    if finding.rule in ("out_of_memory", "tight_memory"):
-        return _less_rollout(run) if finding.role == "rollout" else _less_trainer(run)
-    return ()
+        return [[(*change("trainer.parked", False), *change("trainer.offload", "none"))]]
+    if _on_memory(finding):
+        return [[_less_rollout(run)]] if finding.role == "rollout" else _less_trainer(run)
+    return []
 
 
 def _less_rollout(run: Run) -> Sequence[Change]:
@@ -298,7 +317,11 @@ def _fewer_scored(run: Run) -> Sequence[Change]:
     return change("trainer.scoring_microbatch", *(count // factor for factor in (2, 4, 8) if count >= factor))
 
 
-def _less_trainer(run: Run) -> Sequence[Change]:
+def _less_trainer(run: Run) -> Ways:
+    """Batches and what is kept of them first, of which none is the cheapest everywhere; degrees; all at once.
+
+    Under ZeRO-3 every microbatch gathers the weights: where links are slow, many are dearer than recompute.
+    """
     trainer = run.trainer
     if trainer.token_budget is not None:
         least = run.batch.longest_tokens
@@ -316,6 +339,7 @@ def _less_trainer(run: Run) -> Sequence[Change]:
         for name in ("ulysses", "context_parallel", "tensor_parallel", "pipeline_parallel")
         for each in change(f"trainer.{name}", *(factor * getattr(trainer, name) for factor in (2, 4, 8)))
     )
+    kept = tuple((*first, *second) for first in full for second in chunked)
     together: Change = tuple(each for knob in (smaller[-1:], full, chunked) for one in knob for each in one)
     several = (together, *((*together, *one) for one in (*split, *offload)))
-    return (*sharded, *chunked, *smaller, *full, *split, *offload, *several)
+    return [[sharded, chunked, smaller, full, kept], [(*split, *offload)], [several]]

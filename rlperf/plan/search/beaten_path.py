@@ -92,6 +92,7 @@ def trainer_departures(
     stages = layout.pipeline_parallel
     off = off + ((stages > 1) & (microbatches < stages))
     off = off + (((stages & (stages - 1)) != 0) & (architecture.layers % stages != 0))
+    group = np.unique(group, return_inverse=True)[1]
     nearest = fits & (off == _least(off, group, fits, off))
     inside, kept = spread <= domain, layout.offload == OFFLOAD.index("none")
     least = np.ones(len(group), dtype=np.int64)
@@ -131,7 +132,7 @@ def rollout_departures(
     group : columns that are compared; None: all
     """
     domains = np.asarray(-(-layout.tensor_parallel * layout.pipeline_parallel // domain))
-    together = np.zeros(len(domains), dtype=np.int64) if group is None else group
+    together = np.zeros(len(domains), dtype=np.int64) if group is None else np.unique(group, return_inverse=True)[1]
     least = domains
     for alike in (fits, fits & (weight_share <= WEIGHT_SHARE)):
         least = _least(domains, together, alike, least)
@@ -141,15 +142,16 @@ def rollout_departures(
 def _least(values: IntArray, group: IntArray, fits: BoolArray, otherwise: IntArray) -> IntArray:
     """The least of the values that fit in the group of each, ``otherwise`` where none does ``[columns]``.
 
+    Groups are numbered from 0.
+
     >>> fits, ones = np.array([True, False, False]), np.ones(3, dtype=np.int64)
-    >>> _least(np.array([4, 2, 8]), np.array([0, 0, 7]), fits, ones).tolist()
+    >>> _least(np.array([4, 2, 8]), np.array([0, 0, 1]), fits, ones).tolist()
     [4, 4, 1]
     """
-    names, index = np.unique(group, return_inverse=True)
     nothing = np.iinfo(np.int64).max
-    least = np.full(len(names), nothing)
-    np.minimum.at(least, index[fits], values[fits])
-    found = least[index]
+    least = np.full(group.max(initial=-1) + 1, nothing)
+    np.minimum.at(least, group[fits], values[fits])
+    found = least[group]
     return np.asarray(np.where(found == nothing, otherwise, found))
 
 

@@ -23,15 +23,18 @@ def pareto_mask(costs: FloatArray, group: IntArray | None = None) -> BoolArray:
     values = np.asarray(costs, dtype=np.float64)
     groups = np.zeros(len(values), dtype=np.int64) if group is None else np.asarray(group)
     # lexicographic inside each group: a candidate can only be beaten by one that comes before it
-    order = np.lexsort((*values.T[::-1], groups))
-    ranked, of_group = values[order], groups[order]
-    kept = np.zeros(len(values), dtype=np.bool_)
-    left = np.arange(len(order))
+    left = np.lexsort((*values.T[::-1], groups))
+    # criteria lie one behind another, as they are compared
+    ranked, of_group = np.ascontiguousarray(values[left].T), groups[left]
+    kept, first = np.zeros(len(values), dtype=np.bool_), np.ones(len(values), dtype=np.bool_)
     while len(left):
         # the first that is left of each group is beaten by none; it goes, and what it beats
-        first = np.concatenate([[True], of_group[left[1:]] != of_group[left[:-1]]])
-        leaders = left[first]
-        kept[order[leaders]] = True
-        beaten = (ranked[leaders[np.cumsum(first) - 1]] <= ranked[left]).all(axis=1)
-        left = left[~(beaten | first)]
+        first = first[: len(left)]
+        np.not_equal(of_group[1:], of_group[:-1], out=first[1:])
+        leaders = first.nonzero()[0]
+        kept[left[leaders]] = True
+        leader = leaders[first.cumsum() - 1]
+        beaten = (ranked.take(leader, axis=1) <= ranked).all(axis=0)
+        stays = (~(beaten | first)).nonzero()[0]
+        left, of_group, ranked = left[stays], of_group[stays], ranked.take(stays, axis=1)
     return kept

@@ -122,32 +122,36 @@ def screen(
                 report(share, f"screening {split.mode} on {split.total} devices")
             for again, source in enumerate(columns.seated(demand, split)):
                 parts.append(_Part.of(index, columns, source, prune=prune, repeated=columns.repeated or again > 0))
-    parts = _simulated(context, parts, keep, prune)
+    ranked, kept = _simulated(context, parts, keep, prune)
     for index, demand in enumerate(demands):
         if refused[index]:
             tally.truncated(context, demand)
-        for part in parts:
+        for part in ranked.parts:
             if part.demand == index:
                 part.told(tally)
-    return _kept(context, parts, demands, keep, tally)
+    return _screened(ranked, kept, demands, tally)
 
 
-def _simulated(context: Context, parts: list[_Part], keep: int, prune: bool) -> list[_Part]:
-    """The parts with every engine simulated that is in a candidate which is kept.
+Kept = list[tuple[int, Configuration]]
+"""Candidates that are left, with their positions."""
+
+
+def _simulated(context: Context, parts: list[_Part], keep: int, prune: bool) -> tuple[_Ranked, Kept]:
+    """The candidates of all parts and those that are kept, with every engine simulated that is in one of these.
 
     Engines that have not been simulated stand there with no more than the least that they may take. While one of them
     is in a candidate that is kept it is simulated; then whatever is left out is worse than what is kept, even so.
     """
     while True:
         ranked = _Ranked.of(parts)
-        asked: dict[int, list[int]] = {}
-        for position, _ in ranked.kept(context, keep):
+        asked, kept = dict[int, list[int]](), ranked.kept(context, keep)
+        for position, _ in kept:
             part, row = int(ranked.part_of[position]), int(ranked.row_of[position])
             column = int(parts[part].found.r[row])
             if parts[part].source.rollout.guessed[column]:
                 asked.setdefault(part, []).append(column)
         if not asked:
-            return parts
+            return ranked, kept
         parts = [part.simulated(np.unique(asked[i]), prune) if i in asked else part for i, part in enumerate(parts)]
 
 
@@ -224,7 +228,7 @@ class _Ranked:
             np.lexsort((priced, lacking)),
         )
 
-    def kept(self, context: Context, keep: int) -> list[tuple[int, Configuration]]:
+    def kept(self, context: Context, keep: int) -> Kept:
         """The ``keep`` best as configurations, with their positions, and beside them the best of each kind.
 
         Where tasks compete for devices, they need candidates of every device count instead, of each mode and variant
@@ -287,17 +291,15 @@ class _Ranked:
         return [self.ranked[of == code] for code in np.unique(of)]
 
 
-def _kept(context: Context, parts: list[_Part], demands: tuple[Demand, ...], keep: int, tally: Tally) -> Screened:
+def _screened(ranked: _Ranked, kept: Kept, demands: tuple[Demand, ...], tally: Tally) -> Screened:
     """What is left of all splits."""
-    ranked = _Ranked.of(parts)
-    kept = ranked.kept(context, keep)
     order = np.array([position for position, _ in kept], dtype=np.int64)
     return Screened(
         configurations=tuple(configuration for _, configuration in kept),
         objective=ranked.objective[order],
         priced=ranked.priced[order],
         rl_step_s=ranked.seconds[order],
-        demand=np.array([parts[part].demand for part in ranked.part_of[order]], dtype=np.int64),
+        demand=np.array([ranked.parts[part].demand for part in ranked.part_of[order]], dtype=np.int64),
         demands=demands,
         candidates=tally.candidates,
         combinations=tally.combinations,

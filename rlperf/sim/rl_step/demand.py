@@ -10,6 +10,7 @@ import numpy as np
 from rlperf.cost.layers.vision import Images
 from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
+from rlperf.sim.rollout.tail import running_share
 from rlperf.specs.architecture import Architecture
 from rlperf.workload import LengthTable
 
@@ -133,6 +134,11 @@ class Demand:
     def trajectories(self) -> tuple[LengthTable, ...]:
         """One entry per trajectory, of every replicate."""
         return tuple(table.trajectories() for table in self.tables)
+
+    @cached_property
+    def running_share(self) -> float:
+        """Share of the samples of groups under way that run (`rlperf.sim.rollout.tail.running_share`) [1]."""
+        return running_share([(each.group, each.response_tokens) for each in self.trajectories])
 
     def response_means(self) -> tuple[float, ...]:
         """Tokens of a response, mean [tokens]; of several turns both what is generated and that with what tools write.

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.layout import FloatArray
 from rlperf.sim.rl_step.between_turns import BetweenTurns
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rollout.tail import last_of_groups, running_share
+from rlperf.sim.rollout.tail import last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.modes import Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration
@@ -45,13 +45,12 @@ class Allowed:
         ahead, groups = 1.0 if drains else float(max(staleness, 1)), framework.under_way.get(mode)
         if drains and groups is None:
             return ONE_BATCH
-        running = running_share([(each.group, each.response_tokens) for each in demand.trajectories])
         if groups is None:
-            share = running if framework.bounds_groups else 1.0
+            share = demand.running_share if framework.bounds_groups else 1.0
             return cls(ahead, ahead + (1.0 if staleness > 0 else 0.0), of_groups=share)
         if groups == "batch":
-            return cls(min(ahead, running), min(ahead, running))
-        return cls(ahead, ahead, max(int(groups * demand.batch.group_size * running), 1))
+            return cls(min(ahead, demand.running_share), min(ahead, demand.running_share))
+        return cls(ahead, ahead, max(int(groups * demand.batch.group_size * demand.running_share), 1))
 
 
 ONE_BATCH = Allowed()

@@ -30,7 +30,7 @@ def queue_applies(trajectories: Trajectories, limits: EngineLimits, options: Eng
     if not trajectories.single_turn or trajectories.arrival_s.any() or (options.trajectories or places) < places:
         return False
     # a full batch of mean requests, halfway through: much above the cache, the queue is ruled by the cache
-    return places * _half_grown(trajectories) < limits.kv_tokens
+    return limits.kv_tokens == np.inf or places * _half_grown(trajectories) < limits.kv_tokens
 
 
 def _half_grown(trajectories: Trajectories) -> float:
@@ -153,7 +153,9 @@ class _Queue:
         most = grid.most_tokens(mixed, limits, trajectories, hits)
         if most > limits.kv_tokens:
             return None
-        roomy = min(max(most, places * _half_grown(trajectories) + 1.0), limits.kv_tokens)
+        roomy = limits.kv_tokens
+        if roomy < np.inf:
+            roomy = min(max(most, places * _half_grown(trajectories) + 1.0), roomy)
         return cls(places, seconds, hits, log, phase, admitted, need, grid, mixed, roomy)
 
 

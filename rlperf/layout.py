@@ -136,10 +136,12 @@ class Layout:
         return np.maximum(stage // (self.expert_parallel * self.expert_tensor_parallel), 1)
 
     def flat(self, mask: BoolArray | None = None) -> Layout:
-        """Every field as a flat column of equal length, those of ``mask`` only if given."""
-        shape = self.shape
-        keep = slice(None) if mask is None else np.broadcast_to(mask, shape).ravel()
-        return Layout(**{name: values.ravel()[keep] for name, values in self._broadcast(shape).items()})
+        """Every field as a flat column of equal length, those of ``mask`` only if given, which may have more axes."""
+        if mask is None:
+            return Layout(**{name: values.ravel() for name, values in self._broadcast(self.shape).items()})
+        shape = np.broadcast_shapes(self.shape, mask.shape)
+        keep = np.broadcast_to(mask, shape)
+        return Layout(**{name: values[keep] for name, values in self._broadcast(shape).items()})
 
     def take(self, index: Any) -> Layout:
         """Rows of a flat layout by index, slice or mask."""

@@ -34,6 +34,7 @@ def test_engines_that_a_framework_does_not_start_stand_for_none_that_it_does() -
     for source in (own.of(demand, split) for split in splits(question.context)):
         staged = source.rollout.layout.pipeline_parallel > 1
         assert (staged & (source.rollout.flags == 0)).any()
+        assert np.isinf(source.rollout.makespan_s[staged]).all(), "what is refused whatever else is chosen was counted"
         assert not (staged & (source.rollout_flags == 0)).any()
         assert np.all(source.rollout_flags[staged] & int(Reject.FRAMEWORK) > 0)
         assert not staged[source.rollout_left()].any() and len(source.rollout_left())

@@ -214,7 +214,7 @@ def test_the_planner_asks_what_speaks_of_the_run() -> None:
     names = {"rollout": RolloutRun(devices=4), "batch": SimpleNamespace(group_size=1)}
     for mode, broken in (("streaming", {"fsdp_inference", "groups"}), ("colocated", {"groups"})):
         asked = {**names, "run": SimpleNamespace(mode=mode)}
-        refused = set(framework_facts("rlinf").refused(asked, "fsdp2", about="rollout"))
+        refused = set(framework_facts("rlinf").refused(asked, "fsdp2", about=("rollout",)))
         assert refused & {"fsdp_inference", "groups"} == broken
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from rlperf.plan.search.rules import uneven_parts
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import Split, splits
 from rlperf.sim.rl_step import rollout_counted
+from rlperf.sim.rollout.closed_form import StepCensus
 from rlperf.specs.job import Job
 
 
@@ -28,14 +31,15 @@ def test_modes_that_run_ahead_share_the_count_of_engine_steps(monkeypatch: pytes
     context, task = question.context, question.context.tasks[0]
     demand = task.source.demand(task.batches[0], None, 0)
     each = {split.mode: split for split in splits(context) if split.rollout == 8}
-    counts = []
-    take = rollout_counted.take_census
+    counts, priced = [], []
+    take, price = rollout_counted.take_census, StepCensus.makespan_s
     monkeypatch.setattr(rollout_counted, "take_census", lambda *args, **named: counts.append(1) or take(*args, **named))
+    monkeypatch.setattr(StepCensus, "makespan_s", lambda *args: priced.append(1) or price(*args))
     shared = Columns(context, task, question.facts)
     first = shared.rollout(demand, each["one_step_off"])
-    counted = len(counts)
+    counted, told = len(counts), len(priced)
     ahead = shared.rollout(demand, each["async"])
-    assert len(counts) == counted > 0
+    assert len(counts) == counted > 0 and len(priced) == told > 0
     alone = Columns(context, task, question.facts).rollout(demand, each["async"])
     assert len(counts) > counted
     for name in ("makespan_s", "steady_s", "recompute_s", "kv_tokens"):
@@ -73,7 +77,8 @@ def test_states_of_a_layout_are_counted_once_for_all_token_budgets(monkeypatch: 
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(trainer_columns, "trainer_bytes", lambda *a: asked.append(a[4].shape) or whole(*a))
     tables = grid.bytes_of(context, task.architecture, demand, context.site, grid.layout)
-    assert grid.settings > 2 and sum(layouts for layouts, _ in asked) == len(grid.flags) // grid.settings
+    settings = math.prod(grid.settings)
+    assert grid.settings[1] == 2 < settings and sum(each for each, *_ in asked) == len(grid.flags) // settings
     for trainer, table, rows in zip(context.trainers, tables, grid.rows(len(context.trainers)), strict=True):
         flat = whole(
             context.site, trainer, task.architecture, demand, grid.layout.take(rows),

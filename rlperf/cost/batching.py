@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlperf.cost.differencing import balanced_partitions, fullest_partition
-from rlperf.layout import FloatArray, IntArray, Layout
+from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Microbatches:
         """From plain numbers or arrays."""
         values = (np.asarray(v, dtype=np.float64) for v in (tokens, sum_squares, max_len, count))
         return cls(*values)
+
+    def of_rows(self, mask: BoolArray) -> Microbatches:
+        """Those of a mask, flat; every field broadcasts to its shape."""
+        return Microbatches(**{name: np.broadcast_to(values, mask.shape)[mask] for name, values in vars(self).items()})
 
     @classmethod
     def fixed(cls, layout: Layout, sequence_tokens: ArrayLike, global_batch: ArrayLike) -> Microbatches:

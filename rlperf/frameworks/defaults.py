@@ -64,7 +64,7 @@ def _defaults(
     try:
         run, unknown = _read(adapter, version, keys, run)
         names = run.names(None)
-        broken = facts.refused(names, run.trainer.backend or "", about="batch")
+        broken = facts.refused(names, run.trainer.backend or "", about=("batch",))
         if said := [rule.said(names) for rule in facts.rules if rule.id in broken and rule.stage != "never"]:
             return Defaults.unknown(title, said[0])
         run = replace(run, trainer=_cut(run, together))

@@ -327,8 +327,8 @@ class FrameworkFacts(Frozen):
 
     def rules_of(self, *groups: str, backend: str = "") -> tuple[Rule, ...]:
         """Rules of this version that speak of nothing but ``groups``; without groups, all."""
-        here = (rule for rule in self.rules if rule.applies(self.version, self.versions, backend))
-        return tuple(rule for rule in here if not groups or rule.groups <= set(groups))
+        told = (rule for rule in self.rules if not groups or rule.groups <= set(groups))
+        return tuple(rule for rule in told if rule.applies(self.version, self.versions, backend))
 
     def objections(
         self, modes: Sequence[str], backends: Sequence[str], engine: str, algorithm: str = "grpo",
@@ -394,16 +394,16 @@ class FrameworkFacts(Frozen):
         return list(dict.fromkeys(rule.said(names) for rule in rules))
 
     def refused(
-        self, names: Mapping[str, object], backend: str = "", *, about: str | None = None
+        self, names: Mapping[str, object], backend: str = "", *, about: tuple[str, ...] = ()
     ) -> dict[str, BoolArray]:
         """Rule id -> where it is broken, for every rule that the given groups can answer.
 
         The planner hands one role's open axes (``{"trainer": layout, "architecture": arch, ...}``) and masks what comes
-        back; a rule that nobody breaks is left out. ``about``: only rules that speak of this group.
+        back; a rule that nobody breaks is left out. ``about``: only rules that speak of each of these groups.
         """
         broken: dict[str, BoolArray] = {}
         for rule in self.rules_of(*names, backend=backend):
-            if about is not None and about not in rule.groups:
+            if not rule.groups.issuperset(about):
                 continue
             kept = rule.holds(names)
             if kept is not None and not kept.all():

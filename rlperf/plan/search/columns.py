@@ -7,24 +7,25 @@ the batch, the devices. A screen keeps all of it while it works, a sweep the las
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
 
-from rlperf.layout import IntArray
+from rlperf.layout import BoolArray, IntArray, Layout
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns, simulated
-from rlperf.plan.search.rules import takes_longer, trainer_rule_flags
+from rlperf.plan.search.rules import refused_engines, takes_longer, trainer_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn, scorer_column
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trainer_columns_of, trainer_grid
 from rlperf.sim.remembered import Key, Remembered
-from rlperf.sim.rl_step.demand import Batch, Demand
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import Tabulated
 from rlperf.sim.rl_step.flow import Allowed
-from rlperf.sim.rl_step.rollout_counted import Counted
+from rlperf.sim.rl_step.rollout_counted import Counted, Priced
 from rlperf.sim.rl_step.simulated_rollouts import SimulatedRollouts
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
@@ -47,6 +48,7 @@ class ColumnStore:
     rollout: Remembered[RolloutColumns] = field(init=False)
     tables: Remembered[Tabulated] = field(init=False)
     counted: Remembered[Counted] = field(init=False)
+    priced: Remembered[Priced] = field(init=False)
     simulated: Remembered[SimulatedRollouts] = field(init=False)
     trainer: Remembered[dict[tuple[int, int], TrainerColumns]] = field(init=False)
     grids: Remembered[TrainerGrid] = field(init=False)
@@ -54,7 +56,7 @@ class ColumnStore:
     scorers: Remembered[ScorerColumn | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("rollout", "tables", "counted", "simulated", "trainer", "grids", "fronts", "scorers"):
+        for name in ("rollout", "tables", "counted", "priced", "simulated", "trainer", "grids", "fronts", "scorers"):
             setattr(self, name, Remembered(self.most))
 
 
@@ -166,9 +168,19 @@ class Columns:
             # which requests share an engine_step depends neither on its cost nor on how far a mode runs ahead
             first = store.lengths.get(alike, lambda: Counted(demand))
             known = store.simulated.get(alike, SimulatedRollouts) if self.least else SimulatedRollouts()
-            return replace(first, allowed=allowed, costs=store.tables.get(read, dict), simulated=known)
+            return replace(
+                first, allowed=allowed, costs=store.tables.get(read, dict), simulated=known,
+                priced=store.priced.get((*read, *alike), Priced), refuses=self._refuses,
+            )  # fmt: skip
 
         return store.counted.get(key, own)
+
+    @property
+    def _refuses(self) -> Callable[[Layout], BoolArray] | None:
+        """Engines that the framework starts in no mode, and that nobody needs to count."""
+        if self.facts is None or self.forgiven:
+            return None
+        return partial(refused_engines, self.facts, self.task.architecture, self.context.engine_profile.engine)
 
     def _counted_key(self, demand: Demand, split: Split) -> Key:
         return self._read_by_rollout, demand.images, *_served(demand), self._allowed(demand, split)
@@ -184,8 +196,8 @@ class Columns:
         shared, per_node = MODES[split.mode].shares_devices, self.context.cluster.devices_per_node
         longer = takes_longer(self.facts, self.context.job)
 
-        def refused(found: TrainerColumns, batch: Batch | None) -> IntArray:
-            return trainer_rule_flags(self.facts, found, backends, arch, batch, per_node, longer=longer)
+        def refused(found: TrainerColumns) -> tuple[IntArray, IntArray]:
+            return trainer_rule_flags(self.facts, found, backends, arch, demand.batch, per_node, longer=longer)
 
         def made() -> dict[tuple[int, int], TrainerColumns]:
             return trainer_columns_of(

@@ -258,7 +258,8 @@ def _columns(
     writers = rows.data_parallel - settings.prefill_replicas
     why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY)) | np.where(writers > 0, 0, int(Reject.READERS))
     makespan, steady, again = (np.full(len(e), np.inf) for _ in range(3))
-    alive = np.flatnonzero((why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0)
+    runs = (why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0
+    alive = np.flatnonzero(runs if counted.refuses is None else runs & ~counted.refuses(shapes)[e])
     held = cache_granted(memory.kv_tokens[alive], demand.request_tokens)
     guessed, aparts = np.zeros(len(e), dtype=np.bool_), apart_of(context.site, architecture, settings, shapes)
     pools = pools_of(settings, costs, rows.take(alive), e[alive], held, m[alive], counted, aparts, streams)
@@ -287,8 +288,7 @@ def _columns(
         transition_s=padded(2.0 * memory.weight_bytes / device.host_bandwidth, np.inf),
         awake_bytes=padded(memory.awake_bytes, np.inf), asleep_bytes=padded(memory.asleep_bytes, np.inf),
         flags=np.concatenate([why, flags[~can_cost]]),
-        costs=costs,
-        aparts=aparts,
+        costs=costs, aparts=aparts,
         guessed=padded(guessed, 0).astype(np.bool_),
         weight_dtype=settings.rollout_dtype,
         ends_s=ends if streams else None,

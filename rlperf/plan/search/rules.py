@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,6 @@ from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.splits import Split
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.demand import Batch
-from rlperf.sim.rl_step.pairs import Pairs
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.framework import FrameworkFacts, NodeCounted, architecture_group
 from rlperf.specs.job import Job
@@ -80,6 +80,8 @@ def uneven_parts(
 
 
 BUDGET_RULE = "token_budget"
+BOTH = ("rollout", "trainer")
+"""Groups of the rules that pairs of columns are asked for; what speaks of one of them is known of columns."""
 
 
 def takes_longer(facts: FrameworkFacts | None, job: Job) -> bool:
@@ -97,30 +99,51 @@ def trainer_rule_flags(
     columns: TrainerColumns,
     backends: tuple[str, ...],
     architecture: Architecture,
-    batch: Batch | None,
+    batch: Batch,
     devices_per_node: int,
     *,
     longer: bool = False,
-) -> IntArray:
+) -> tuple[IntArray, IntArray]:
     """`Reject.FRAMEWORK` where a rule that speaks of trainer, batch and architecture alone is broken ``[columns]``.
 
-    ``batch`` None: of the rules that do not speak of it; ``longer``: as `takes_longer` says
+    First of the rules that do not speak of the batch, then of all; ``longer``: as `takes_longer` says
     """
-    flags = np.zeros(columns.count, dtype=np.int64)
+    alone = np.zeros(columns.count, dtype=np.int64)
     if facts is None:
-        return flags
-    flags |= node_flags(facts, "trainer", columns.layout.devices, devices_per_node)
-    trainer = _trainer_names(columns.layout, columns.token_budget, architecture)
+        return alone, alone
+    alone |= node_flags(facts, "trainer", columns.layout.devices, devices_per_node)
+    trainer, flags = _trainer_names(columns.layout, columns.token_budget, architecture), alone.copy()
     names: dict[str, object] = {"trainer": trainer, "architecture": architecture_group(architecture)}
-    names["run"] = SimpleNamespace(critic_devices=columns.critic)
-    names |= {} if batch is None else {"batch": batch_names(batch)}
-    for index, backend in enumerate(backends):
-        for rule, broken in facts.refused(names, backend).items():
-            if longer and rule == BUDGET_RULE:
-                continue
-            here = (columns.backend == index) & np.broadcast_to(broken, flags.shape)
-            flags |= np.where(here, int(Reject.FRAMEWORK), 0)
-    return flags
+    names |= {"run": SimpleNamespace(critic_devices=columns.critic), "batch": batch_names(batch)}
+    refused, rules = facts.refused(names), {rule.id: rule for rule in facts.rules}
+    for rule, broken in refused.items():
+        if longer and rule == BUDGET_RULE:
+            continue
+        own = [index for index, backend in enumerate(backends) if rules[rule].backend in ("", backend)]
+        here = np.where(broken & np.isin(columns.backend, own), int(Reject.FRAMEWORK), 0)
+        flags |= here
+        if "batch" not in rules[rule].groups:
+            alone |= here
+    return alone, flags
+
+
+def _engine_names(layout: Layout, engine: str) -> SimpleNamespace:
+    """What the group ``rollout`` of rule expressions has of a layout and its engine."""
+    return SimpleNamespace(
+        **vars(layout), backend=engine, devices=layout.devices, replica_devices=layout.replica_devices
+    )
+
+
+def refused_engines(facts: FrameworkFacts, architecture: Architecture, engine: str, layout: Layout) -> BoolArray:
+    """Where a rule is broken that asks nothing but an engine's layout, whatever the mode and batch ``[layouts]``."""
+    names: dict[str, object] = {"rollout": _engine_names(layout, engine)}
+    names["architecture"] = architecture_group(architecture)
+    refused = np.zeros(layout.shape, dtype=np.bool_)
+    for rule in facts.rules_of(*names):
+        if "rollout" in rule.groups and not rule.backend and rule.asks_within(names):
+            kept = rule.holds(names)
+            refused |= False if kept is None else ~kept
+    return refused
 
 
 @dataclass(frozen=True)
@@ -148,10 +171,7 @@ class EngineRules:
         columns, layout = self.columns, self.columns.layout.take(r)
         return {
             "rollout": SimpleNamespace(
-                **vars(layout),
-                backend=self.engine,
-                devices=layout.devices,
-                replica_devices=layout.replica_devices,
+                **vars(_engine_names(layout, self.engine)),
                 max_running=columns.max_running[r],
                 memory_fraction=columns.memory_fraction[r],
                 prefill_replicas=self.job.pool("rollout").settings.filled().prefill_replicas,
@@ -163,20 +183,34 @@ class EngineRules:
             ),
         }
 
+    @cached_property
+    def of_each(self) -> list[dict[str, BoolArray]]:
+        """Rule id -> columns that break it ``[columns]``, with each trainer."""
+        every = self.facts.refused(self.names(np.arange(self.columns.count)), about=("rollout",))
+        broken = {rule: np.broadcast_to(where, (self.columns.count,)) for rule, where in every.items()}
+        of_one = {rule.id: rule.backend for rule in self.facts.rules if rule.backend}
+        return [
+            {rule: where for rule, where in broken.items() if of_one.get(rule, backend) == backend}
+            for backend in self.backends
+        ]
+
     def broken(self) -> dict[str, BoolArray]:
-        """Rule id -> columns that break it ``[columns]``."""
-        names = self.names(np.arange(self.columns.count))
-        of_each = [self.facts.refused(names, backend, about="rollout") for backend in self.backends]
-        return {
-            rule: np.broadcast_to(where, (self.columns.count,))
-            for rule, where in (of_each[0] if of_each else {}).items()
-            if all(rule in each for each in of_each)
-        }
+        """Rule id -> columns that break it, with each of the trainers ``[columns]``."""
+        first = self.of_each[0] if self.of_each else {}
+        return {rule: where for rule, where in first.items() if all(rule in each for each in self.of_each)}
 
     def flags(self) -> IntArray:
         """`Reject.FRAMEWORK` where one is broken ``[columns]``."""
+        return self._flagged(self.broken())
+
+    @cached_property
+    def beside(self) -> IntArray:
+        """`Reject.FRAMEWORK` where one is broken that holds with the trainer at hand ``[trainers][columns]``."""
+        return np.stack([self._flagged(each) for each in self.of_each])
+
+    def _flagged(self, broken: dict[str, BoolArray]) -> IntArray:
         refused = np.zeros(self.columns.count, dtype=np.bool_)
-        for where in self.broken().values():
+        for where in broken.values():
             refused |= where
         return np.where(refused, int(Reject.FRAMEWORK), 0)
 
@@ -190,24 +224,21 @@ class EngineRules:
         return {rule.id: rule.said(names) for rule in self.facts.rules_of(*names) if rule.id == most}
 
 
-def pair_rule_flags(
-    facts: FrameworkFacts, pairs: Pairs[RolloutColumns, TrainerColumns], backends: tuple[str, ...],
-    architecture: Architecture, batch: Batch, job: Job, engine_name: str, split: Split,
-    devices_per_node: int,
-) -> IntArray:  # fmt: skip
+def pair_rule_flags(engines: EngineRules, trainer: TrainerColumns, r: IntArray, t: IntArray, split: Split) -> IntArray:
     """`Reject.FRAMEWORK` where a rule that speaks of the rollout, alone or with the trainer, is broken ``[pairs]``."""
-    rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t
-    uneven = uneven_parts(facts, split, devices_per_node, job.scorers)
-    flags = np.full(len(pairs), int(Reject.FRAMEWORK) if uneven else 0, dtype=np.int64)
-    engines = EngineRules(
-        facts, rollout, backends, architecture, batch, job, engine_name, split.mode, devices_per_node
-    )  # fmt: skip
+    facts, job = engines.facts, engines.job
+    if uneven_parts(facts, split, engines.per_node, job.scorers):
+        return np.full(len(r), int(Reject.FRAMEWORK), dtype=np.int64)
+    backend = trainer.backend[t]
+    flags = engines.beside[backend, r]
+    if not any(rule.groups.issuperset(BOTH) for rule in facts.rules):
+        return flags
     names = engines.names(r)
     names["trainer"] = _trainer_names(
-        trainer.layout.take(t), trainer.token_budget[t], architecture, job.pool("trainer").settings.lora_rank
+        trainer.layout.take(t), trainer.token_budget[t], engines.architecture, job.pool("trainer").settings.lora_rank
     )
-    for index, backend in enumerate(backends):
-        for broken in facts.refused(names, backend, about="rollout").values():
-            here = (trainer.backend[t] == index) & np.broadcast_to(broken, flags.shape)
+    for index, name in enumerate(engines.backends):
+        for broken in facts.refused(names, name, about=BOTH).values():
+            here = (backend == index) & np.broadcast_to(broken, flags.shape)
             flags |= np.where(here, int(Reject.FRAMEWORK), 0)
     return flags

@@ -100,7 +100,7 @@ class SplitColumns:
         flags = self.rollout.flags if rules is None else self.rollout.flags | rules.flags()
         return flags & ~self.forgiven
 
-    @property
+    @cached_property
     def engine_rules(self) -> EngineRules | None:
         """What the framework asks of engines alone."""
         if self.facts is None:
@@ -240,14 +240,8 @@ class SplitColumns:
         shared = [each.awake_bytes for each in self.beside if not each.stage.own]
         if shared and not self.forgiven & Reject.MEMORY:
             flags |= np.where(self._fit_in_turn(r, t, max(shared)), 0, int(Reject.MEMORY))
-        if self.facts is not None and not self.forgiven & Reject.FRAMEWORK:
-            backends = tuple(each.keys for each in self.context.trainers)
-            pairs = Pairs(self.rollout, self.trainer, r, t)
-            flags |= pair_rule_flags(
-                self.facts, pairs, backends, self.architecture, self.demand.batch,
-                self.context.job, self.context.engine_profile.engine, self.split,
-                self.context.cluster.devices_per_node,
-            )  # fmt: skip
+        if self.engine_rules is not None and not self.forgiven & Reject.FRAMEWORK:
+            flags |= pair_rule_flags(self.engine_rules, self.trainer, r, t, self.split)
         return flags
 
     def _fit_together(self, r: IntArray, t: IntArray) -> BoolArray:

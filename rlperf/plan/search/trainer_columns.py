@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from rlperf.plan.question.context import Context
 from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings, experts_reach, trainer_departures
 from rlperf.plan.search.candidates import Shape, token_budgets, trainer_flags, trainer_layouts
 from rlperf.sim.rl_step.cuts import cut_by_budget
-from rlperf.sim.rl_step.demand import Batch, Demand
+from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.site import Site, TrainerStack
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes, trainer_bytes, transition_seconds
 from rlperf.sim.rl_step.trainer_stage import TrainerStage, closed_training
@@ -67,8 +68,8 @@ def peak_limits(context: Context, backend: IntArray) -> FloatArray:
     return np.array([peak_limit(context, trainer) for trainer in context.trainers])[backend]
 
 
-Refuse = Callable[[TrainerColumns, Batch | None], IntArray]
-"""Flags of the columns that a framework's rules refuse; without a batch, of the rules that speak of none."""
+Refuse = Callable[[TrainerColumns], tuple[IntArray, IntArray]]
+"""Flags of the columns that a framework's rules refuse: those that speak of no batch, and all."""
 COSTABLE = int(Reject.NODE | Reject.FRAMEWORK)
 """What is refused, but can be costed: a pinned layout is predicted all the same."""
 
@@ -84,7 +85,7 @@ class TrainerGrid:
     Attributes
     ----------
     layout, backend, token_budget, parked, flags : as in `TrainerColumns` ``[columns]``
-    settings : rows of one layout, which stand together: token budgets times parked or not
+    settings : token budgets, and parked or not, of one layout, whose rows stand together
     critic : devices of a critic's own; 0: there is none ``[columns]``
     cuts : devices of the trainer and of the critic's own -> their rows, which stand together
     dropped : the same -> `Reject` of their candidates that arithmetic rules out
@@ -95,7 +96,7 @@ class TrainerGrid:
     token_budget: IntArray
     parked: IntArray
     flags: IntArray
-    settings: int
+    settings: tuple[int, int]
     critic: IntArray
     cuts: dict[tuple[int, int], slice]
     dropped: dict[tuple[int, int], IntArray]
@@ -105,14 +106,15 @@ class TrainerGrid:
     ) -> list[TrainerBytes]:
         """Memory of every trainer's rows, or of a critic's on its own ``site`` and ``layout``.
 
-        As a table of layouts and settings: states are those of a layout, whatever its token budget.
+        As a table of layouts, budgets and parking: states are those of a layout, whatever its token budget, and what a
+        budget needs is the same wherever states wait.
         """
         settings = context.job.pool("trainer").settings.filled()
-        tables = [rows.reshape(-1, self.settings) for rows in self.rows(len(context.trainers))]
+        tables = [rows.reshape(-1, *self.settings) for rows in self.rows(len(context.trainers))]
         return [
             trainer_bytes(
-                site, trainer, architecture, demand, layout.take(table[:, :1]), settings, self.token_budget[table[:1]],
-                self.parked[table[:1]],
+                site, trainer, architecture, demand, layout.take(table[:, :1, :1]), settings,
+                self.token_budget[table[:1, :, :1]], self.parked[table[:1, :1]],
             )
             for trainer, table in zip(context.trainers, tables, strict=True)
         ]  # fmt: skip
@@ -162,7 +164,7 @@ def trainer_grid(
         token_budget=np.tile(options[:, 0], end),
         parked=np.tile(options[:, 1], end),
         flags=np.concatenate(kept)[rows],
-        settings=len(options),
+        settings=(len(budgets), len(parked)),
         critic=np.concatenate(critics)[rows],
         cuts=cuts,
         dropped=dropped,
@@ -199,13 +201,12 @@ def trainer_columns_of(
     if longer:
         found = replace(found, flags=found.flags & ~int(Reject.BUDGET))
     if refuse is not None:
-        alone = found.flags | refuse(found, None)
-        flags = found.flags | refuse(found, demand.batch)
+        alone, flags = (found.flags | each for each in refuse(found))
         if context.site.critic_apart:
-            critics = replace(found, layout=found.layout.on(found.critic))
-            alone, flags = alone | refuse(critics, None), flags | refuse(critics, demand.batch)
+            theirs = refuse(replace(found, layout=found.layout.on(found.critic)))
+            alone, flags = alone | theirs[0], flags | theirs[1]
         found = replace(found, flags=flags, fits=(alone & UNFIT) == 0)
-    wanted = ~_needless_offload(context, found, grid.settings)
+    wanted = ~_needless_offload(context, found, prod(grid.settings))
     for index, trainer in enumerate(context.trainers):
         timed = np.flatnonzero(wanted & (found.backend == index) & ((found.flags == 0) | lenient))
         found = _timed(context, trainer, architecture, demand, found, timed)

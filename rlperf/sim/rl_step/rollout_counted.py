@@ -8,7 +8,7 @@ once and every engine shape costs a product (`StepCensus`). Agents, of whom it d
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -46,6 +46,20 @@ others join none took less than 0.81 of the line between a closed form on all re
 
 
 @dataclass(eq=False)
+class Priced:
+    """Seconds of engines on one demand, whatever is under way: by engine, replicas and what of each runs at once.
+
+    Attributes
+    ----------
+    makespans : of single turns, means over the rl_steps that are counted [s]
+    steady : seconds per rl_step where finished requests are replaced at once, and of an interruption [s]
+    """
+
+    makespans: dict[tuple[EngineStepCost, int, int], float] = field(default_factory=dict)
+    steady: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class Counted:
     """What device counts share in the closed form: flow, the busiest replicas' requests, engine_steps, cost tables.
 
@@ -56,6 +70,8 @@ class Counted:
     ends : when groups end in engine_steps, by replicas, and limits with places; of each table
     censuses : engine_steps by replicas and limits with places: of those replicas of each table that may be last
     served : ends of trajectories of several turns by engine, replicas and slots, of each table
+    priced : seconds of engines, which those share that differ in ``allowed``
+    refuses : which layouts of engines nobody runs, so that they need no count; None: none
     """
 
     demand: Demand
@@ -65,6 +81,8 @@ class Counted:
     ends: dict[tuple[int, EngineLimits], list[GroupEnds]] = field(default_factory=dict)
     censuses: dict[tuple[int, EngineLimits], list[list[StepCensus]]] = field(default_factory=dict)
     served: dict[tuple[object, ...], list[Within[list[Ended]]]] = field(default_factory=dict)
+    priced: Priced = field(default_factory=Priced)
+    refuses: Callable[[Layout], BoolArray] | None = None
     _slowest: dict[int, list[list[Trajectories]]] = field(default_factory=dict)
 
     @cached_property
@@ -203,13 +221,9 @@ class Counted:
         at_once = min(LEAST_JOINED * together / alone, 1.0)
         return at_once + AT * (1.0 - at_once)
 
-    def counted_s(self, pool: Engines, known: dict[tuple[EngineStepCost, int, int], float] | None = None) -> float:
-        """Makespan of single turns whose replicas read their own prompts, mean over the rl_steps that are counted [s].
-
-        ``known``: by engine, replicas and concurrency what was counted before; more is added
-        """
-        known = {} if known is None else known
-        seconds = 0.0
+    def counted_s(self, pool: Engines) -> float:
+        """Makespan of single turns whose replicas read their own prompts, mean over rl_steps that are counted [s]."""
+        seconds, known = 0.0, self.priced.makespans
         for concurrency, weight in concurrency_of(pool.limits, self.tables, pool.replicas, self.flow.context):
             key = (pool.cost, pool.replicas, concurrency)
             if key not in known:
@@ -251,13 +265,12 @@ def counted_seconds(
     """
     makespan, steady, again = (np.zeros(len(pools)) for _ in range(3))
     guessed, demand, flow = np.zeros(len(pools), dtype=np.bool_), counted.demand, counted.flow
-    flowing: dict[tuple[object, ...], tuple[float, float]] = {}
-    known: dict[tuple[EngineStepCost, int, int], float] = {}
+    flowing = counted.priced.steady
     if least:
         _simulate_roomiest(pools, counted)
     for position, pool in enumerate(pools):
         # of agents the cache counts by itself, too: it holds contexts that wait
-        within = pool.limits if flow.waits else steady_running(pool.limits, pool.writers, flow)
+        within = (pool.limits, flow.allowed) if flow.waits else steady_running(pool.limits, pool.writers, flow)
         same = (pool.cost, pool.replicas, pool.writers, within)
         if same not in flowing:
             of, readers = (pool.cost, pool.limits, pool.writers, flow), pool.replicas - pool.writers
@@ -265,7 +278,7 @@ def counted_seconds(
             flowing[same] = found.seconds, interrupted_seconds(*of, found, readers)
         steady[position], again[position] = flowing[same]
         if not counted.simulates(pool):
-            seconds = counted.counted_s(pool, known)
+            seconds = counted.counted_s(pool)
         elif not least:
             seconds = counted.simulated_s(pool)
             if pool.apart is None:  # those with as many replicas and less cache, or fewer, take no less

@@ -208,8 +208,11 @@ def beside_engines_s(
 
 def _nodes(site: Site, colocated: bool, pairs: Pairs[RolloutStage, TrainerStage]) -> FloatArray:
     """Nodes that the pools take, whatever the cluster has besides ``[pairs]``."""
-    trainer = pairs.trainer.layout.take(pairs.t).devices + pairs.trainer.critic[pairs.t]
-    rollout = pairs.rollout.layout.take(pairs.r).devices
+    trainer, rollout = (
+        np.broadcast_to(stage.layout.devices, stage.layout.shape)[rows]  # few layouts stand in many pairs
+        for stage, rows in ((pairs.trainer, pairs.t), (pairs.rollout, pairs.r))
+    )
+    trainer = trainer + pairs.trainer.critic[pairs.t]
     per_node = site.cluster.devices_per_node
     if site.rollout_hardware is site.hardware:
         return np.ceil((trainer + (0 if colocated else rollout)) / per_node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -80,11 +80,16 @@ def trainer_bytes(
     scored = full_microbatches(demand, settings, by_tokens, count, of_rank)
     passes = stack.scoring_passes(site, demand.batch.updates_of_a_job)
     more = scored.tokens > trained.tokens
-    if np.any(more) and (passes or copies > 1):
-        scoring = trainer_memory(architecture, hardware, calibration, layout, scored, options, forward_only=True)
-        beside = np.where(park == 1, 0.0, parts.optimizer * copies)
-        peak = np.maximum(peak, np.where(more, scoring.total + resident + beside, 0.0))
     shape = np.broadcast_shapes(trained.tokens.shape, layout.shape, park.shape)
+    if np.any(more) and (passes or copies > 1):
+        more = np.broadcast_to(more, np.broadcast_shapes(more.shape, layout.shape))
+        few, apart = scored.of_rows(more), layout.flat(more)
+        options = replace(options, skew=routing_skew(stack.framework, apart))
+        scored_by = trainer_memory(architecture, hardware, calibration, apart, few, options, forward_only=True)
+        scoring = np.zeros(more.shape)
+        scoring[more] = scored_by.total
+        beside = np.where(park == 1, 0.0, parts.optimizer * copies)
+        peak = np.maximum(peak, np.where(more, scoring + resident + beside, 0.0))
     return TrainerBytes(
         peak=np.broadcast_to(peak, shape),
         idle=np.broadcast_to(np.where(park == 1, kept, states) + parts.context, shape),

@@ -110,6 +110,7 @@ def test_dense_stacks_carry_over_to_frameworks_left_out(measured_data: Path) -> 
     assert lines["prime-rl (PyTorch FSDP2)"].left_out.mean < 17.0  # 15.4 %
     assert lines["all rows"].left_out.mean < 19.5  # 18.7 %, 20.6 before
     assert lines["Megatron-DeepSpeed"].borrowed == "megatron_deepspeed: the pool"
-    assert lines["torchtitan (FSDP2)"].left_out.median < 13.5  # 12.4 %
-    assert all(line.seen.median < line.left_out.median + 1.0 for line in lines.values())
+    assert lines["torchtitan (FSDP2)"].left_out.mean < 13.0  # 11.9 %, 16.0 before gathers in 8 bits
+    # of means: torchtitan's median is of ten rows
+    assert all(line.seen.mean < line.left_out.mean for line in lines.values())
     assert lines["all rows"].seen.median < 6.0

@@ -9,8 +9,11 @@ import pytest
 
 from rlperf.calibrate.trainers.switches import of_note, of_recipe, recomputed
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.collectives import all_gather_s
 from rlperf.cost.layers.moe import Moe
-from rlperf.cost.roofline import stream_s
+from rlperf.cost.roofline import cast_s, stream_s
+from rlperf.cost.trainer.layers import layer_seconds
+from rlperf.cost.trainer.microbatch import microbatch_seconds
 from rlperf.cost.trainer.pipeline import launch_s
 from rlperf.cost.trainer.update import TrainingCost, training_update
 from rlperf.cost.trainer_device import TrainerDevice, UpdateOptions, work_of
@@ -127,17 +130,57 @@ def test_selective_recompute_repeats_what_it_names() -> None:
     assert float(cost(layout, Switches(), recompute_modules=("mlp",)).recompute_s) == nothing
 
 
-def test_eager_passes_and_scaled_rows_cost_more() -> None:
+def test_eager_passes_cost_more() -> None:
     layout, fsdp2 = Layout.of(data_parallel=8, zero_stage=3), load_trainer("fsdp2")
     fused, eager = (
         float(cost(layout, Switches(fused=on), architecture="dense", trainer=fsdp2).total_s) for on in (True, False)
     )
     assert eager > fused
-    whole, rows = (
-        float(cost(layout, Switches(rowwise=on), architecture="dense", trainer=fsdp2, dtype="fp8").total_s)
-        for on in (False, True)
+
+
+def test_scales_of_rows_by_hand() -> None:
+    """Products at what 16 bits sustain; in the backward a cast more of each gradient and a pass over each result."""
+    layout, tokens = Layout.of(zero_stage=3, tensor_parallel=2, sequence_parallel=1), 16384.0
+    trainer, work = load_trainer("torchtitan"), work_of(layout, Microbatches.fixed(layout, 16384, 1))
+    entry = trainer.generation(H100.device).model_copy(
+        update={"generation": "*", "sustained": 0.8, "sustained_fp8": 0.8}
     )
-    assert rows >= whole
+    alike = trainer.model_copy(update={"generations": (entry,)})
+    whole, rows = (
+        layer_seconds(DENSE, TrainerDevice(H100, alike, layout, work, UpdateOptions(dtype="fp8", switches=switches)))
+        for switches in (Switches(), Switches(rowwise=True))
+    )
+    assert float(rows.forward) == float(whole.forward)
+    # outputs on a device of qkv, the attention's output, gate and up, down; their inputs, q, k and v each its own
+    outputs, inputs = (3072, 4096, 14336, 4096), (3 * 4096, 2048, 2 * 4096, 7168)
+    weights = 3072 * 4096 + 4096 * 2048 + 14336 * 4096 + 4096 * 7168
+    added = sum(float(cast_s(H100, tokens * each, "fp8")) for each in outputs)
+    added += float(stream_s(H100, 4.0 * (tokens * sum(inputs) + weights)))
+    assert float(rows.backward - whole.backward) == pytest.approx(added, rel=1e-9)
+    entry = entry.model_copy(update={"sustained_fp8": 1.2})
+    faster = TrainerDevice(H100, alike.model_copy(update={"generations": (entry,)}), layout, work, UpdateOptions("fp8"))
+    assert faster.rate == 1.2
+    assert replace(faster, options=UpdateOptions("fp8", switches=Switches(rowwise=True))).rate == 0.8
+
+
+def test_what_is_cast_first_is_gathered_in_8_bits_unless_rows_have_scales() -> None:
+    """Both halves of a layer gather once forward and twice backward; what they sum up stays in 16 bits."""
+    layout, tp = Layout.of(zero_stage=3, tensor_parallel=8, sequence_parallel=1), np.asarray(8.0)
+    torchtitan, work = load_trainer("torchtitan"), work_of(layout, Microbatches.fixed(layout, 65536, 1))
+    own = torchtitan.switches
+    assert own.gathers_narrow and not load_trainer("fsdp2").switches.gathers_narrow
+
+    def traffic(dtype: str, **switches: bool) -> tuple[float, float]:
+        told = UpdateOptions(dtype, switches=own.model_copy(update=switches))
+        found = microbatch_seconds(DENSE, TrainerDevice(H100, torchtitan, layout, work, told)).tensor
+        return float(found.forward), float(found.backward)
+
+    wide, narrow = traffic("bf16"), traffic("fp8")
+    whole, half = (float(all_gather_s(H100, size * 65536.0 * 4096, tp, tp)) for size in (2.0, 1.0))
+    spared = torchtitan.timing.collective * 2.0 * (whole - half)
+    assert wide[0] - narrow[0] == pytest.approx(spared) and spared > 0.2 * wide[0]
+    assert wide[1] - narrow[1] == pytest.approx(2.0 * spared)
+    assert traffic("fp8", gathers_narrow=False) == traffic("fp8", rowwise=True) == wide
 
 
 def test_experts_in_16_bits_and_hybrid_dispatch_launch_less_and_drops_leave_the_device_as_it_was() -> None:

@@ -131,11 +131,21 @@ def gemm_with(
     reduced_s = m * n * 8.0 * again / (2.0 * rate)
     seconds = joined(compute_s, memory_s, fit.exponent) + reduced_s + np.where(parts > 1, fit.split, 0.0)
     best = seconds.min(axis=(0, 1))
-    total = fit.fixed + best
-    if fit.quantise_memory > 0.0:
-        passed = m * k * (2.0 + kind.activation_bytes)
-        total = total + fit.quantise_fixed + passed / (device.memory_bandwidth * fit.quantise_memory)
+    total = fit.fixed + best + _cast_s(device, fit, m * k, dtype)
     return np.where((m > 0) & (n > 0) & (k > 0), total, 0.0)
+
+
+def _cast_s(device: Device, fit: GemmFit, values: FloatArray, dtype: str) -> FloatArray | float:
+    if fit.quantise_memory <= 0.0:
+        return 0.0
+    passed = values * (2.0 + dtype_of(dtype).activation_bytes)
+    return fit.quantise_fixed + passed / (device.memory_bandwidth * fit.quantise_memory)
+
+
+def cast_s(hw: Hardware, values: Array, dtype: str) -> FloatArray:
+    """Seconds in which 16-bit values become narrow with scales of their own, as in front of a product `gemm_s`."""
+    fit, _ = gemm_fit(hw, dtype)
+    return as_float(_cast_s(hw.device, fit, as_float(values), dtype))
 
 
 _KNOWN: dict[tuple[object, ...], FloatArray] = {}

@@ -144,9 +144,18 @@ class TrainerDevice:
 
     @cached_property
     def rate(self) -> FloatArray | float:
-        """Sustained over short-burst rate of its matrix products [1]."""
-        slower = self.generation.rowwise if self.switches.rowwise else 1.0
-        return sustained(self.generation, self.options.dtype) / slower
+        """Sustained over short-burst rate of its matrix products [1].
+
+        What 8-bit products sustain beyond 16-bit ones makes up for the casts in their kernel tables, most of which
+        stacks share or fuse. Those that scale every row run each cast by itself, and the kernel that is timed.
+        """
+        return sustained(self.generation, "bf16" if self.switches.rowwise else self.dtype)
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Bytes of a value that tensor-parallel ranks gather; scales of rows are sought after the gather."""
+        narrow = self.switches.gathers_narrow and not self.switches.rowwise
+        return min(dtype_of(self.dtype).activation_bytes, 2.0) if narrow else 2.0
 
     @cached_property
     def kernel_factor(self) -> FloatArray | float:

@@ -68,7 +68,6 @@ class Generation(Frozen):
     )
     attention: PositiveFloat = Field(1.0, description="time of this backend's attention kernel over the calibrated one")
     flash2: PositiveFloat = Field(1.3, description="the same where FlashAttention-2 runs instead")
-    rowwise: PositiveFloat = Field(1.0, description="time of 8-bit products that scale every row, over the others")
     measured: bool = Field(True, description="false: nothing measured, borrowed or judged")
     doubt: Doubt | None = Field(None, description="of updates here; none where nothing was fitted")
 

@@ -35,6 +35,9 @@ class Switches(Frozen):
         True,
         description="matrices behind a norm share one gather of their tensor-parallel input, not one each",
     )
+    gathers_narrow: bool = Field(
+        False, description="tensor-parallel ranks cast what 8-bit products read before they gather it"
+    )
     expert_overlap: bool = Field(
         False, description="all-to-all of experts runs under another microbatch's compute (combined 1F1B)"
     )

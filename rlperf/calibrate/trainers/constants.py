@@ -50,7 +50,6 @@ OF_DEVICE = (
     Shared("sustained_fp4", 0.9, 0.25, 0.3, 1.4),
     Shared("attention", 1.15, 0.3, 0.4, 4.5),
     Shared("flash2", 1.0, 0.4, 0.5, 8.0),
-    Shared("rowwise", 1.3, 0.3, 1.0, 2.5),
 )
 """Constants of `Generation`; ``flash2`` before `WIDER`."""
 WIDER: Mapping[str, float] = {"Hopper": 2.0, "Blackwell": 4.0}
@@ -211,12 +210,11 @@ def _told(one: Shared, row: TrainingRow) -> bool:
     narrow = {"fp8": "sustained_fp8", "mxfp8": "sustained_fp8", "nvfp4": "sustained_fp4", "mxfp4": "sustained_fp4"}
     second = row.flash2 or (row.flash1 and generation_of(row.hardware.device) not in BEFORE_HOPPER)
     asked = {
-        "sustained_fp8": narrow.get(row.dtype) == "sustained_fp8",
+        "sustained_fp8": narrow.get(row.dtype) == "sustained_fp8" and not row.switches.rowwise,
         "sustained_fp4": narrow.get(row.dtype) == "sustained_fp4",
         "attention": not second,
         "flash2": second,
         "flash1": row.flash1,
-        "rowwise": row.switches.rowwise,
         "hybrid_host": row.switches.dispatcher == "hybridep",
         "wide_expert": row.architecture.experts is not None and not dtype_of(row.dtype).narrow,
         "graph_host": row.switches.cuda_graph == "partial",

@@ -52,7 +52,7 @@ LENT: Mapping[str, Mapping[str, str]] = {
         "generations.Hopper.flash2": "megatron",
         "generations.Blackwell.flash2": "megatron",
     },
-    "fsdp2": {"generations.Hopper.sustained_fp8": "fsdp2", "generations.Hopper.rowwise": "fsdp2"},
+    "fsdp2": {"generations.Hopper.sustained_fp8": "fsdp2"},
 }
 """Constants that no row of a backend's own fit tells, and of whom in the pool's fit they are."""
 JUDGED = ("h20_sxm",)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlperf.cost.layers import stack_of
-from rlperf.cost.roofline import gemm_s, small_op_s, stream_s
+from rlperf.cost.layers.layer import Matrix
+from rlperf.cost.roofline import cast_s, gemm_s, small_op_s, stream_s
 from rlperf.cost.streams import mixed_bytes
 from rlperf.cost.trainer_device import TrainerDevice
 from rlperf.layout import FloatArray
@@ -60,6 +61,8 @@ def layer_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
         share = count / arch.layers
         ahead, back = matrix_s(device.hw, work.tokens, *matrix.on(device.tensor), device.dtype, frozen=device.frozen)
         forward, backward = forward + share * ahead / rate, backward + share * back / rate
+        if device.switches.rowwise:
+            backward = backward + share * _by_row_s(matrix, device)
     for half in stack.halves:
         last = last + half.share * half.layer.last_s(device)
         own = half.layer.training_s(device)
@@ -74,6 +77,19 @@ def layer_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
     return LayerSeconds(
         forward, backward, attention, last=last, experts=experts, feed_forward=_feed_forward_s(arch, device)
     )
+
+
+def _by_row_s(matrix: Matrix, device: TrainerDevice) -> FloatArray:
+    """What scales of rows add to the backward of a matrix.
+
+    The gradient of its output is cast along either dimension, and kernels that scale rows are left for ones that do
+    not, whose results are scaled in a pass of their own: torchao 0.11, ``matmul_with_hp_or_float8_args`` and
+    ``addmm_float8_unwrapped``, where sums are not accumulated fast (backward).
+    """
+    outputs, inputs = matrix.on(device.tensor)
+    tokens = device.work.tokens
+    results = matrix.parts * tokens * inputs + (0.0 if device.frozen else outputs * inputs)
+    return cast_s(device.hw, tokens * outputs, device.dtype) + stream_s(device.hw, 4.0 * results)
 
 
 def _feed_forward_s(arch: Architecture, device: TrainerDevice) -> FloatArray:

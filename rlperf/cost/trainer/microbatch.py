@@ -53,7 +53,7 @@ def microbatch_seconds(arch: Architecture, device: TrainerDevice) -> MicrobatchS
         return MicrobatchSeconds(
             layer=layer_seconds(arch, some),
             head=head_seconds(arch, some),
-            tensor=tensor_traffic(*where, on),
+            tensor=tensor_traffic(*where, on, some.gathered_bytes),
             context=context_traffic(*where),
             expert=expert_traffic(*where, some.options.skew, on),
         )

@@ -65,7 +65,13 @@ def within(hw: Hardware, group: FloatArray, inner: FloatArray) -> FloatArray:
 
 
 def tensor_traffic(
-    arch: Architecture, hw: Hardware, trainer: TrainerCalibration, layout: Layout, work: Work, switches: Switches
+    arch: Architecture,
+    hw: Hardware,
+    trainer: TrainerCalibration,
+    layout: Layout,
+    work: Work,
+    switches: Switches,
+    gathered_bytes: float,
 ) -> Passes:
     """Activations of the halves of a layer: all-reduce forward and backward, or with sequence parallelism all-gather
     and reduce-scatter each way, plus the gather that the backward repeats (Korthikanti et al. 2022, section 4.2.2).
@@ -73,6 +79,7 @@ def tensor_traffic(
     Where nothing is gathered behind a norm, each matrix that reads it fetches its own input, which is kept for the
     backward; without sequence parallelism each sums up its own gradient of it. Collectives were counted on a dense
     layer with grouped queries and a gate; of other layers `Layer.readers` counts matrices, by the same rule.
+    What is gathered has ``gathered_bytes`` a value, what is summed up two.
     """
     tp = layout.tensor_parallel.astype(np.float64)
     buffer = 2.0 * work.tokens * arch.hidden
@@ -80,7 +87,8 @@ def tensor_traffic(
     sequence = layout.sequence_parallel > 0
     whole, spread = np.where(sequence, 0.0, buffer), np.where(sequence, buffer, 0.0)
     reduce = all_reduce_s(hw, whole, tp, inside)
-    gather, scatter = all_gather_s(hw, spread, tp, inside), reduce_scatter_s(hw, spread, tp, inside)
+    gather = all_gather_s(hw, spread * gathered_bytes / 2.0, tp, inside)
+    scatter = reduce_scatter_s(hw, spread, tp, inside)
     stack, timing = stack_of(arch), trainer.timing
     factor = timing.collective * (1.0 - timing.tensor_overlap * switches.tensor_overlap)
     halves, readers = stack.norms / arch.layers, stack.readers / arch.layers

@@ -15,6 +15,7 @@ from rlperf.errors import SpecError
 from rlperf.sim.pipeline import StageCosts, one_f_one_b, simulate
 from rlperf.sim.rl_step.asynchronous import AsyncRun
 from rlperf.sim.rl_step.asynchronous import simulate as run_async
+from rlperf.sim.rl_step.replicas import TokenPace
 from rlperf.sim.rollout import ReplicaCosts, Trajectories, simulate_rollout
 from studies.root_cause.remedies import REMOVABLE, explain_inputs, remove
 from studies.root_cause.scenario import PipelineShape, StepInputs, simulate_step
@@ -200,7 +201,7 @@ def test_nothing_is_abnormal_in_a_healthy_rl_step() -> None:
 
 def test_a_starved_trainer_waits_at_its_queue_for_the_rollout() -> None:
     """Trainer 2 s, rollout 10 s a batch: without the wait the period is the trainer's."""
-    run = AsyncRun(np.full((4, 8), 1000.0), batch=32, train_s=2.0, slots=32, token_s=0.01, sync_s=0.5, queue=1.0)
+    run = AsyncRun(np.full((4, 8), 1000.0), 32, 2.0, TokenPace(0.01), slots=32, sync_s=0.5, queue=1.0)
     result = run_async(run, rl_steps=12, seed=1)
     assert result.period_s == pytest.approx(10.0, rel=0.1)
     graph = g.PerformanceGraph.from_timeline(result.timeline)

@@ -15,7 +15,7 @@ from rlperf.errors import SpecError
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.asynchronous import AsyncRun, simulate
 from rlperf.sim.rl_step.modes import Execution, step_seconds
-from rlperf.sim.rl_step.replicas import Agents, RunGroup, TurnReplica
+from rlperf.sim.rl_step.replicas import Agents, RunGroup, TokenPace, TurnReplica
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.sim.rollout.turns import serve_turns
@@ -45,7 +45,7 @@ def lengths(group_size: int, tail: float, mean: float = 1000.0) -> np.ndarray:
 
 
 def test_on_policy_run_is_the_synchronous_step() -> None:
-    run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=5.0, slots=8, token_s=0.1, sync_s=2.0, max_staleness=0)
+    run = AsyncRun(np.full((1, 4), 100.0), 8, 5.0, TokenPace(0.1), slots=8, sync_s=2.0, max_staleness=0)
     result = simulate(run, rl_steps=6)
     times = StageSeconds.of(rollout_s=10.0, training_s=5.0, weight_sync_s=2.0)
     assert result.period_s == pytest.approx(float(step_seconds(Execution("disaggregated"), times)))
@@ -55,13 +55,13 @@ def test_on_policy_run_is_the_synchronous_step() -> None:
 def test_one_batch_ahead_overlaps_rollout_and_training() -> None:
     # 16 slots: one batch of 8 trains while the next is rolled out; constant lengths, so the maximum rules
     for train_s, expected in ((5.0, 10.0), (14.0, 14.0)):
-        run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=train_s, slots=8, token_s=0.1, max_staleness=1)
+        run = AsyncRun(np.full((1, 4), 100.0), 8, train_s, TokenPace(0.1), slots=8, max_staleness=1)
         assert simulate(run, rl_steps=10).period_s == pytest.approx(expected)
 
 
 def test_latency_bounds_a_run_with_idle_engines() -> None:
     # k = 1: two batches under way between first token and end of training: period >= (10 + 4) / 2
-    run = AsyncRun(np.full((1, 4), 100.0), batch=8, train_s=4.0, slots=800, token_s=0.1, max_staleness=1)
+    run = AsyncRun(np.full((1, 4), 100.0), 8, 4.0, TokenPace(0.1), slots=800, max_staleness=1)
     times = StageSeconds.of(rollout_s=10.0, training_s=4.0, rollout_steady_s=0.1)
     closed = float(step_seconds(Execution("k_step_off", staleness=1, in_flight_updates=1), times))
     assert closed == pytest.approx(7.0)
@@ -74,7 +74,7 @@ def test_long_groups_hold_up_no_batch_where_groups_are_counted(drawn: tuple[int,
     samples, bound = drawn
     tokens = np.random.default_rng(1).lognormal(6.0, 1.0, (512, samples)).round() + 1.0
     groups, group_s = 1024 // samples, float(tokens.max(axis=1).mean()) * 0.01
-    run = AsyncRun(tokens, groups * samples, train_s=0.25 * group_s, slots=99999, token_s=0.01, max_staleness=bound)
+    run = AsyncRun(tokens, groups * samples, 0.25 * group_s, TokenPace(0.01), slots=99999, max_staleness=bound)
     whole_s = float(np.sort(tokens.max(axis=1))[-512 // groups :].mean()) * 0.01
     times = StageSeconds.of(whole_s, training_s=0.25 * group_s, rollout_steady_s=0.1, rollout_group_s=group_s)
     found = simulate(run, rl_steps=40).period_s
@@ -127,7 +127,7 @@ def test_events_equal_a_token_by_token_loop(seed: int, group_size: int, train_ti
     random = np.random.default_rng(seed)
     tokens = random.integers(1, 40, (64, group_size)).astype(np.float64)
     batch, slots = 2 * group_size, group_size * int(random.integers(1, 5))
-    run = AsyncRun(tokens, batch=batch, train_s=float(train_ticks), slots=slots, token_s=1.0, max_staleness=k)
+    run = AsyncRun(tokens, batch, float(train_ticks), TokenPace(1.0), slots=slots, max_staleness=k)
     run = replace(run, whole_groups=whole)
     order = np.random.default_rng(seed).integers(0, 64, size=256)[::-1]
     expected = token_loop(tokens[order], batch, train_ticks, slots, k, 12, group_size if whole else 1)
@@ -144,11 +144,8 @@ def test_nothing_is_lost_and_no_device_is_over_full(update: str) -> None:
         train_s=12.0,
         replicas=3,
         slots=40,
-        token_s=0.01,
-        token_s_per_running=2e-4,
+        engines=TokenPace(0.01, 2e-4, prompt_tokens=100.0, prefill_token_s=1e-4),
         wait_s=1.5,
-        prompt_tokens=100.0,
-        prefill_token_s=1e-4,
         sync_s=3.0,
         swap_s=1.0,
         sync_interval=2,
@@ -166,19 +163,18 @@ def test_nothing_is_lost_and_no_device_is_over_full(update: str) -> None:
 
 
 def test_draining_costs_more_than_swapping_in_flight() -> None:
-    base = AsyncRun(
-        lengths(8, 2.0), batch=64, train_s=5.0, replicas=2, slots=64, token_s=0.02, sync_s=4.0, swap_s=0.5, queue=2
-    )
+    base = AsyncRun(lengths(8, 2.0), 64, 5.0, TokenPace(0.02), replicas=2, slots=64, sync_s=4.0, swap_s=0.5, queue=2)
     swap = simulate(base, rl_steps=60)
     drain = simulate(replace(base, update="drain"), rl_steps=60)
-    stop = simulate(replace(base, update="interrupt", prompt_tokens=500.0, prefill_token_s=2e-4), rl_steps=60)
+    again = TokenPace(0.02, prompt_tokens=500.0, prefill_token_s=2e-4)
+    stop = simulate(replace(base, update="interrupt", engines=again), rl_steps=60)
     assert drain.period_s > 1.2 * swap.period_s
     assert swap.period_s < stop.period_s < drain.period_s
 
 
 def test_a_trainer_that_waits_for_engines_to_drain_is_not_busy() -> None:
     run = AsyncRun(
-        lengths(8, 2.0), batch=64, train_s=5.0, replicas=2, slots=64, token_s=0.02, sync_s=4.0, max_staleness=1,
+        lengths(8, 2.0), 64, 5.0, TokenPace(0.02), replicas=2, slots=64, sync_s=4.0, max_staleness=1,
         update="drain",
     )  # fmt: skip
     found = simulate(run, rl_steps=60)
@@ -198,7 +194,7 @@ def test_staleness_of_the_measured_points() -> None:
             batch=batch,
             train_s=rho * batch / concurrent * 1000 * 0.02,
             slots=concurrent,
-            token_s=0.02,
+            engines=TokenPace(0.02),
             queue=queue,
             whole_groups=True,
         )
@@ -219,7 +215,7 @@ def test_engines_that_drain_wait_for_tools_and_samples_hold_their_places_until_t
     cost = EngineStepCost(np.array([0.0]), np.zeros(1), host_s=0.1)
     agents = Agents.of([drawn], cost, EngineLimits(np.inf, max_running=64))
     one = AsyncRun(
-        np.full((1, 4), 100.0), batch=8, train_s=5.0, slots=8, agents=agents, max_staleness=1, update="drain"
+        np.full((1, 4), 100.0), batch=8, train_s=5.0, slots=8, engines=agents, max_staleness=1, update="drain"
     )  # fmt: skip
     assert simulate(one, rl_steps=10).period_s == pytest.approx(30.0, rel=0.01)
     few = replace(one, update="in_flight", slots=100, max_staleness=4, samples=6)
@@ -254,7 +250,7 @@ def test_agents_given_one_by_one_are_served_as_a_rollout_of_all(share: float) ->
 
 
 def test_trainer_limited_period_is_the_trainers() -> None:
-    run = AsyncRun(lengths(4, 1.3), batch=64, train_s=100.0, slots=64, token_s=0.02, queue=1)
+    run = AsyncRun(lengths(4, 1.3), 64, 100.0, TokenPace(0.02), slots=64, queue=1)
     result = simulate(run, rl_steps=30)
     assert result.period_s == pytest.approx(100.0)
     assert result.trainer_busy == pytest.approx(1.0)
@@ -262,7 +258,7 @@ def test_trainer_limited_period_is_the_trainers() -> None:
 
 
 def test_more_staleness_never_slows_the_steady_state() -> None:
-    base = AsyncRun(lengths(8, 2.2), batch=128, train_s=20.0, slots=128, token_s=0.02, max_staleness=0)
+    base = AsyncRun(lengths(8, 2.2), 128, 20.0, TokenPace(0.02), slots=128, max_staleness=0)
     periods = [simulate(replace(base, max_staleness=k), rl_steps=60).period_s for k in (0, 1, 2, 4)]
     assert all(later <= earlier * 1.02 for earlier, later in itertools.pairwise(periods))
     assert periods[-1] < 0.75 * periods[0]
@@ -272,6 +268,7 @@ def test_more_staleness_never_slows_the_steady_state() -> None:
     "wrong", [{"queue": None}, {"queue": 0.5}, {"batch": 0}, {"response_tokens": np.zeros(3)}, {"slots": 0}]
 )
 def test_senseless_runs_are_refused(wrong: dict[str, object]) -> None:
-    good: dict[str, object] = {"response_tokens": np.ones((2, 2)), "batch": 2, "train_s": 1.0, "queue": 1}
+    engines = TokenPace(0.02)
+    good = {"response_tokens": np.ones((2, 2)), "batch": 2, "train_s": 1.0, "engines": engines, "queue": 1}
     with pytest.raises(SpecError):
         AsyncRun(**{**good, **wrong})  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from rlperf.plan.question.context import resolve
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.asynchronous import AsyncRun, simulate
 from rlperf.sim.rl_step.flow import Allowed
+from rlperf.sim.rl_step.replicas import TokenPace
 from rlperf.specs.job import Job
 
 JOB: dict[str, Any] = {
@@ -54,7 +55,7 @@ def test_the_closed_form_is_the_events_where_one_batch_is_under_way() -> None:
 def test_groups_hold_their_places_until_their_longest_response() -> None:
     """K groups under way, each max L tokens long, are the throughput of K n E[L] / E[max L] requests."""
     lengths = np.random.default_rng(0).lognormal(6.0, 0.8, (4096, 4)).round()
-    run = AsyncRun(lengths, batch=64, train_s=0.1, slots=1024, token_s=0.01, max_staleness=8, groups=16)
+    run = AsyncRun(lengths, 64, 0.1, TokenPace(0.01), slots=1024, max_staleness=8, groups=16)
     assert simulate(run, rl_steps=400).period_s == pytest.approx(0.01 * lengths.max(axis=1).mean(), rel=0.03)
 
 

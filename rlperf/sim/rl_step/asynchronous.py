@@ -25,20 +25,17 @@ Update = Literal["in_flight", "interrupt", "drain"]
 
 @dataclass(frozen=True, eq=False)
 class AsyncRun:
-    """What runs. One token of every request on a replica takes ``token_s + token_s_per_running * running`` seconds.
-
-    Or agents run, turn by turn on the engines that they name.
+    """What runs.
 
     Attributes
     ----------
     response_tokens : generated tokens of the samples, drawn group by group with replacement [tokens] ``[groups, n]``
     batch : samples of one optimizer batch [samples]
     train_s : trainer's seconds per optimizer batch, scoring and data movement included [s]
+    engines : the pace of a replica's tokens; or samples of several turns with the engine that serves them, under way
+        until their last turn has ended
     replicas, slots : rollout replicas and the requests that each runs at once
-    token_s, token_s_per_running : inter-token seconds and their growth with the running batch [s]
     wait_s : reward of a sample, off the engine, after its last token [s]
-    agents : the samples turn by turn, under way until their last turn has ended; None: they have one turn each
-    prompt_tokens, prefill_token_s : for the cache that an interrupted request recomputes [tokens], [s/token]
     sync_s : weight sync; the trainer takes part in all of it [s]
     swap_s : what an engine stands still when it takes weights in flight or interrupted [s]
     sync_interval : optimizer batches per weight sync
@@ -55,14 +52,10 @@ class AsyncRun:
     response_tokens: FloatArray
     batch: int
     train_s: float
+    engines: TokenPace | Agents
     replicas: int = 1
     slots: int = 128
-    token_s: float = 0.02
-    token_s_per_running: float = 0.0
     wait_s: float = 0.0
-    agents: Agents | None = None
-    prompt_tokens: float = 0.0
-    prefill_token_s: float = 0.0
     sync_s: float = 0.0
     swap_s: float = 0.0
     sync_interval: int = 1
@@ -132,14 +125,14 @@ _SAMPLE, _DONE, _TRAINED, _SYNCED = range(4)
 
 def _replicas(run: AsyncRun) -> Sequence[RunReplica]:
     """Those of a run, idle."""
-    if run.agents is not None:
-        look_s = run.agents.look_s
-        return [TurnReplica(run.slots, run.agents, look_s) for _ in range(run.replicas)]
-    pace = TokenPace(run.token_s, run.token_s_per_running, run.prompt_tokens, run.prefill_token_s)
+    engines = run.engines
+    if isinstance(engines, Agents):
+        look_s = engines.look_s
+        return [TurnReplica(run.slots, engines, look_s) for _ in range(run.replicas)]
     tokens = run.response_tokens.astype(np.float64)
     # in the steady state a running request, of which long ones are more, has written half of its own
     written = float((tokens**2).mean()) / (2.0 * float(tokens.mean()))
-    return [TokenReplica(run.slots, pace, tokens, written) for _ in range(run.replicas)]
+    return [TokenReplica(run.slots, engines, tokens, written) for _ in range(run.replicas)]
 
 
 class _Simulation:
@@ -325,7 +318,7 @@ def simulate(run: AsyncRun, *, rl_steps: int = 50, warmup: int | None = None, se
     """Simulate ``rl_steps`` optimizer batches after a warm-up (default: as many as the pipeline holds, and ten more).
 
     >>> lengths = np.full((1, 4), 100.0)
-    >>> run = AsyncRun(lengths, batch=8, train_s=5.0, slots=8, token_s=0.1, max_staleness=0)
+    >>> run = AsyncRun(lengths, batch=8, train_s=5.0, engines=TokenPace(0.1), slots=8, max_staleness=0)
     >>> simulate(run, rl_steps=5).period_s  # on-policy: 100 tokens x 0.1 s, then 5 s of training
     15.0
     """

@@ -57,9 +57,9 @@ class TokenPace:
     """
 
     token_s: float
-    token_s_per_running: float
-    prompt_tokens: float
-    prefill_token_s: float
+    token_s_per_running: float = 0.0
+    prompt_tokens: float = 0.0
+    prefill_token_s: float = 0.0
 
 
 @dataclass(slots=True)

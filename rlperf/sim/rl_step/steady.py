@@ -11,7 +11,7 @@ from rlperf.sim.rl_step.asynchronous import AsyncRun, Update
 from rlperf.sim.rl_step.flow import of_turns
 from rlperf.sim.rl_step.modes import Execution, trainer_work_s
 from rlperf.sim.rl_step.refilled import Refilled
-from rlperf.sim.rl_step.replicas import Agents
+from rlperf.sim.rl_step.replicas import Agents, TokenPace
 from rlperf.sim.rl_step.stages import StageSeconds
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.modes import Mode
@@ -59,33 +59,42 @@ def steady_run(
     lengths = lengths[: lengths.size // size * size].reshape(-1, size)
     prompt = float(np.mean([each.prompt_tokens[each.offsets[:-1]].mean() for each in rl_steps]))
     context = of_turns(rl_steps)[0]
-    slots = engine_slots(limits, context)
-    running = max(min(slots, -(-batch * (max_staleness + 1) // replicas)), 1)
-    alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(running), running * context))
-    each = (full - alone) / max(running - 1, 1)
-    prefill_token_s = recompute_s(cost, float(limits.token_budget), running, context) / (running * context)
+    # all that the staleness bound lets start; of agents the engine decides who runs
+    most = -(-batch * (max_staleness + 1) // replicas)
+    if all(each.single_turn for each in rl_steps):
+        slots = engine_slots(limits, context)
+        read_s = state.read_s * replicas * len(rl_steps) / float(lengths.sum())
+        engines: TokenPace | Agents = _pace(cost, limits, max(min(slots, most), 1), context, prompt, read_s)
+    else:
+        slots, engines = most, Agents.of(rl_steps, cost, limits)
     update: Update = "in_flight" if framework.in_flight_updates else "drain"
     # an engine that does not take weights in flight stands still for the whole of a sync
     swap_s = float((stages.swap_s if framework.in_flight_updates else stages.weight_sync_s).mean())
     if framework.partial_rollout:
         update = "interrupt"
-    agents = None if all(each.single_turn for each in rl_steps) else Agents.of(rl_steps, cost, limits)
-    if agents is not None:  # all that the staleness bound lets start; who of them runs, the engine decides
-        slots = -(-batch * (max_staleness + 1) // replicas)
     return AsyncRun(
         response_tokens=lengths,
         batch=batch,
         train_s=float(trainer_work_s(stages).mean()),
+        engines=engines,
         replicas=replicas,
         slots=slots,
-        token_s=max(alone - each, 0.0),
-        token_s_per_running=each + state.read_s * replicas * len(rl_steps) / float(lengths.sum()),
         wait_s=float(stages.reward_s.mean()),
-        agents=agents,
-        prompt_tokens=prompt,
-        prefill_token_s=prefill_token_s,
         sync_s=float(stages.weight_sync_s.mean()),
         swap_s=swap_s,
         update=update,
         max_staleness=max_staleness,
     )
+
+
+def _pace(
+    cost: EngineStepCost, limits: EngineLimits, running: int, context: float, prompt: float, read_s: float
+) -> TokenPace:
+    """The pace of a replica's tokens between one running request and ``running`` of them, each of ``context`` tokens.
+
+    ``read_s`` : what the engine reads of prompts, per token that it writes [s]
+    """
+    alone, full = float(cost.decode_s(1.0, context)), float(cost.decode_s(float(running), running * context))
+    each = (full - alone) / max(running - 1, 1)
+    again_s = recompute_s(cost, float(limits.token_budget), running, context) / (running * context)
+    return TokenPace(max(alone - each, 0.0), each + read_s, prompt, again_s)

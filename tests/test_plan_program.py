@@ -215,7 +215,7 @@ def go(k):
     problem, x = pulp.LpProblem(f"p{k}"), pulp.LpVariable("x", 0, 1)
     problem += x
     problem += x >= 0.5
-    _run(problem, 10.0)
+    _run(problem)
     return x.value()
 with ThreadPoolExecutor(4) as threads:
     print(list(threads.map(go, range(8))))

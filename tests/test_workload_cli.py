@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rlperf.cli.workload import app
 from rlperf.errors import SpecError
-from rlperf.workload import load_model, read_polytrace
+from rlperf.workload import load_model, read_recording
 from rlperf.workload.sampling import mean_response_tokens, sample_lengths, sample_rl_steps
 from rlperf.workload.writers import write_polytrace
 
@@ -120,7 +120,7 @@ def test_sample(tmp_path: Path) -> None:
     summary = json.loads(run("sample", "math", "-o", tmp_path / "s", "--prompts", 5, "--group-size", 3, "--rl-steps", 2,
                              "--first-rl-step", 7, "--max-response-tokens", 9000, "--json"))  # fmt: skip
     assert [Path(f).name for f in summary["files"]] == ["packed_lengths_step_7.jsonl", "packed_lengths_step_8.jsonl"]
-    table = read_polytrace(tmp_path / "s")
+    table = read_recording(tmp_path / "s").lengths
     assert (table.n, table.group_size, int(table.response_tokens.max())) == (30, 3, 9000)
     with pytest.raises(SpecError, match="at least 1"):
         run("sample", "math", "-o", tmp_path / "s", "--rl-steps", 0)
@@ -129,9 +129,9 @@ def test_sample(tmp_path: Path) -> None:
 def test_convert(trace: Path, tmp_path: Path) -> None:
     for name in ("t.csv", "t.parquet", "t.json"):
         run("convert", trace / "packed_lengths_step_0.jsonl", "-o", tmp_path / name)
-        assert read_polytrace(tmp_path / name).n == 96
+        assert read_recording(tmp_path / name).lengths.n == 96
     found = json.loads(run("convert", tmp_path / "t.csv", "-o", tmp_path / "folder", "--json"))
-    assert read_polytrace(found["files"]).n == 96
+    assert read_recording(found["files"]).lengths.n == 96
     with pytest.raises(SpecError, match="write to a folder"):
         run("convert", tmp_path / "t.csv", "-o", tmp_path / "t.xml")
 
@@ -140,7 +140,7 @@ def test_few_and_odd_lengths(tmp_path: Path) -> None:
     """A table states its cap; a handful of responses is fitted with single families; what holds nothing is refused."""
     table = tmp_path / "t.csv"
     table.write_text("prompt_tokens,response_tokens,group,max_response_tokens\n9,20,0,40\n9,21,0,40\n12,5,1,40\n")
-    assert read_polytrace(table).max_response_tokens == 40
+    assert read_recording(table).lengths.max_response_tokens == 40
     run("fit", table, "-o", tmp_path / "m.yaml")
     assert all("+" not in c.name for c in load_model(tmp_path / "m.yaml").candidates)
     table.write_text("prompt_tokens,response_tokens,max_response_tokens\n9,40,40\n9,40,40\n")
@@ -154,7 +154,7 @@ def test_few_and_odd_lengths(tmp_path: Path) -> None:
             run("sample", "math", "-o", tmp_path / "s", option, 0)
     marked = tmp_path / "packed_lengths_step_0.jsonl"
     marked.write_bytes(b'\xef\xbb\xbf{"step": 0, "local_index": 0, "input": 9, "output": [4, 5]}\n')
-    assert read_polytrace(marked).n == 2
+    assert read_recording(marked).lengths.n == 2
 
 
 def test_skip_damaged_counts_and_reports(trace: Path, tmp_path: Path) -> None:

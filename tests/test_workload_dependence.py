@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlperf.workload import LengthModel, load_model, read_polytrace
+from rlperf.workload import LengthModel, load_model, read_recording
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence
 from rlperf.workload.effect_likelihood import Scored, log_likelihood
 from rlperf.workload.fitting import fit_model
@@ -189,7 +189,7 @@ def test_effects_whose_correlations_contradict_each_other_stay_normal() -> None:
 @pytest.mark.data
 def test_recordings_ask_for_the_forms(measured_data: Path) -> None:
     """deepcoder's long prompts spread more, and no group is all at the cap."""
-    coder = read_polytrace(measured_data / "polytrace" / "deepcoder_14b")
+    coder = read_recording(measured_data / "polytrace" / "deepcoder_14b").lengths
     model = fit_model(coder)
     assert model.dependence.spread_sd > 0.3
     assert model.dependence.spread_corr > 0.3
@@ -202,7 +202,7 @@ def test_recordings_ask_for_the_forms(measured_data: Path) -> None:
 
     assert all_capped(coder.response_tokens) == 0.0  # of 48 groups
     assert all_capped(sampled.response_tokens) < 0.7 * all_capped(alike.response_tokens)
-    dapo = fit_model(read_polytrace(measured_data / "polytrace" / "dapo_32b"))
+    dapo = fit_model(read_recording(measured_data / "polytrace" / "dapo_32b").lengths)
     assert dapo.dependence.spread_sd > 0.05
     assert 0.05 < dapo.dependence.icc < 0.13
     index, _ = coder.group_index()

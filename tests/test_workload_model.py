@@ -16,7 +16,7 @@ from rlperf.cli.rollout_layouts import LAYOUTS, MULTI_TURN, rollouts, split, unl
 from rlperf.cost.engine_step import EngineLimits
 from rlperf.errors import SpecError
 from rlperf.sim.rollout import Trajectories, simulate_rollout
-from rlperf.workload import PRESETS, LengthModel, LengthTable, concat, load_model, read_polytrace, read_recording
+from rlperf.workload import PRESETS, LengthModel, LengthTable, concat, load_model, read_recording
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.dependence import Dependence, Grouped, fit_dependence, law_covariance
 from rlperf.workload.drift import Drift, change_points, fit_drift, runaway_change
@@ -151,7 +151,7 @@ def test_round_trip_within_standard_errors(
     # the files state no cap: a longest response of 4,096 by chance, one in 500, reads as one (`infer_cap`)
     assume(capped or infer_cap(table.response_tokens) is None)
     write_polytrace(table, folder)
-    back = read_polytrace(folder)
+    back = read_recording(folder).lengths
     assert (back.response_tokens == table.response_tokens).all()
     assert back.max_response_tokens == cap
     fitted = fit_model(back, like=model_of(law, icc, beta))
@@ -532,7 +532,7 @@ def test_held_out_steps(
     """Fitted on some rl_steps, judged on others. Where the longest response decides, two rl_steps leave 10 % noise."""
     files = {k: measured_data / "polytrace" / folder / f"packed_lengths_step_{k}.jsonl" for k in (*fitted, *judged)}
     model = fit_model(read_recording([files[k] for k in fitted]))
-    result = fidelity(model, read_polytrace([files[k] for k in judged]), rollouts())
+    result = fidelity(model, read_recording([files[k] for k in judged]).lengths, rollouts())
     assert abs(result.system_bias) < most
     assert abs(result.system_bias) < max(0.03, result.system_bias_noise)
     assert result.interval_coverage >= 0.75
@@ -546,7 +546,7 @@ def test_held_out_steps(
 def test_cap_extrapolation(measured_data: Path) -> None:
     """Censored copies, asked for the true maximum. 61 % of deepcoder reach that cap: its shape is not in the data."""
     folder = measured_data / "polytrace"
-    coder = read_polytrace(folder / "deepcoder_14b")
+    coder = read_recording(folder / "deepcoder_14b").lengths
     tokens = coder.response_tokens
     half = replace(coder, response_tokens=np.minimum(tokens, 8000), max_response_tokens=8000)
     model = fit_model(half)
@@ -555,7 +555,7 @@ def test_cap_extrapolation(measured_data: Path) -> None:
     assert low[0] < np.mean(tokens >= 16000) < high[0]
     assert mean_response_tokens(model, 16000) == pytest.approx(tokens.mean(), rel=0.1)
     assert low[1] < tokens.mean() < high[1]
-    dapo = read_polytrace(folder / "dapo_32b")
+    dapo = read_recording(folder / "dapo_32b").lengths
     cap = int(np.percentile(dapo.response_tokens, 90))
     cut = replace(dapo, response_tokens=np.minimum(dapo.response_tokens, cap), max_response_tokens=cap)
     model = fit_model(cut)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlperf.errors import SpecError
-from rlperf.workload import LengthTable, concat, fit_model, read_polytrace, read_recording
+from rlperf.workload import LengthTable, concat, fit_model, read_recording
 from rlperf.workload.caps import infer_cap
 from rlperf.workload.tables import read_table, write_table
 from rlperf.workload.writers import write_polytrace, write_workload
@@ -47,7 +47,7 @@ def write(path: Path, records: list[object]) -> Path:
 def test_packed_lengths(tmp_path: Path) -> None:
     write(tmp_path / "packed_lengths_step_10.jsonl", [packed(10, 0, 7, [5, 6]), packed(10, 1, 8, [9, 3])])
     write(tmp_path / "packed_lengths_step_2.jsonl", [packed(2, 0, 4, [1, 2]), packed(2, 1, 4, [2, 2], validate=True)])
-    table = read_polytrace(tmp_path)
+    table = read_recording(tmp_path).lengths
     assert table.steps().tolist() == [2, 10]
     assert table.step(10).response_tokens.tolist() == [5, 6, 9, 3]
     assert table.step(10).group.tolist() == [0, 0, 1, 1]
@@ -101,7 +101,7 @@ def test_compressed_and_broken_archives(tmp_path: Path) -> None:
     line = json.dumps(packed(1, 0, 4, [3, 4])) + "\n"
     path = tmp_path / "packed_lengths_step_1.jsonl.gz"
     path.write_bytes(gzip.compress(line.encode()))
-    assert read_polytrace(path).response_tokens.tolist() == [3, 4]
+    assert read_recording(path).lengths.response_tokens.tolist() == [3, 4]
     whole = gzip.compress(line.encode() * 200)
     for content in (whole[:40], whole[:12] + b"\xff" * 20 + whole[32:], b"no archive"):
         for name in ("broken.jsonl.gz", "broken.tar.gz"):
@@ -251,7 +251,7 @@ def test_polytrace_round_trip(tmp_path: Path) -> None:
     assert [f.name for f in files] == ["packed_lengths_step_0.jsonl", "packed_lengths_step_4.jsonl"]
     first = json.loads(files[0].read_text().splitlines()[1])
     assert (first["dp_rank"], first["rank"], first["local_index"]) == (1, 4, 0)
-    back = read_polytrace(tmp_path / "out", max_response_tokens=8)
+    back = read_recording(tmp_path / "out", max_response_tokens=8).lengths
     assert same(back, table)
 
 
@@ -265,12 +265,12 @@ def test_plain_tables(tmp_path: Path, suffix: str) -> None:
     table = make_table()
     back = read_table(write_table(table, tmp_path / f"t.{suffix}"))
     assert same(back, table)
-    assert same(read_polytrace(tmp_path / f"t.{suffix}", max_response_tokens=8), table)
+    assert same(read_recording(tmp_path / f"t.{suffix}", max_response_tokens=8).lengths, table)
 
 
 def test_workload_file_round_trip(tmp_path: Path) -> None:
     table = make_table()
-    assert same(read_polytrace(write_workload(table, tmp_path / "w.json"), max_response_tokens=8), table)
+    assert same(read_recording(write_workload(table, tmp_path / "w.json"), max_response_tokens=8).lengths, table)
 
 
 def test_bad_tables(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_bad_tables(tmp_path: Path) -> None:
         write_table(make_table(), tmp_path / "t.xlsx")
     (tmp_path / "p.parquet").write_text("no parquet")
     with pytest.raises(SpecError, match=r"p\.parquet: cannot be read: parquet"):
-        read_polytrace(tmp_path / "p.parquet")
+        read_recording(tmp_path / "p.parquet")
 
 
 WRONG_TABLES = {
@@ -370,10 +370,10 @@ def test_recordings(measured_data: Path) -> None:
         None,
     )
     assert sum(f.kept for f in dapo.filters) / sum(f.prompts for f in dapo.filters) == pytest.approx(0.316, abs=1e-3)
-    video = read_polytrace(folder / "video_7b")
+    video = read_recording(folder / "video_7b").lengths
     assert (video.n, video.max_response_tokens) == (7680, 16000)
     files = [folder / "search_r1_7b" / f"multiturn_workload_step_{k}.jsonl" for k in (0, 1, 2)]
-    search = read_polytrace(files)
+    search = read_recording(files).lengths
     assert search.n / search.n_trajectories == pytest.approx(2.63, abs=0.01)
     assert search.trajectories().response_tokens.mean() == pytest.approx(204, abs=1)
     assert search.cached_tokens is not None

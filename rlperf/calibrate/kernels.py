@@ -174,7 +174,7 @@ def _skewed(series: Sequence[Series], one: Series) -> Series | None:
 
 
 def calibration_from(
-    fits: Sequence[KernelFit], device: Device, base: DeviceCalibration, *, source: str, today: str | None = None
+    fits: Sequence[KernelFit], device: Device, base: DeviceCalibration, *, source: str
 ) -> DeviceCalibration:
     """The base calibration with every fitted section replaced."""
     sections = _sections(fits)
@@ -184,7 +184,7 @@ def calibration_from(
     predicted = np.concatenate([p for p, _ in pooled])
     measured = np.concatenate([m for _, m in pooled])
     known = np.isfinite(predicted)
-    day = today or date.today().isoformat()
+    day = date.today().isoformat()
     return base.model_copy(
         update={
             **_held(sections),

@@ -239,12 +239,12 @@ class _Scales:
     weight: FloatArray
 
 
-def fit_pool(rows: Rows, seen: BoolArray | None = None, *, turns: int = 8) -> Pooled:
-    """Constants of the pool and of every group, from the rows that are ``seen`` (default: all).
+TURNS = 8
+"""Tangents that a fit follows at most."""
 
-    Parameters
-    ----------
-    turns : tangents that are followed at most
+
+def fit_pool(rows: Rows, seen: BoolArray | None = None) -> Pooled:
+    """Constants of the pool and of every group, from the rows that are ``seen`` (default: all).
 
     >>> rng = np.random.default_rng(0)
     >>> labels = [str(k) for k in range(40) for _ in range(20)]
@@ -261,7 +261,7 @@ def fit_pool(rows: Rows, seen: BoolArray | None = None, *, turns: int = 8) -> Po
     design = _Design(rows, seen)
     scales = _first_scales(design)
     vector, idle = np.zeros(design.size), 0
-    for _ in range(turns):
+    for _ in range(TURNS):
         logs = design.logs(vector)
         matrix = design.matrix(rows.slopes(logs))
         target = (rows.measured - rows.predict(logs))[seen] + matrix @ vector

@@ -32,16 +32,20 @@ def weighted_quantile(values: FloatArray, weight: FloatArray, share: float) -> f
     return float(values[order[min(int(np.searchsorted(held, share)), len(order) - 1)]])
 
 
-def pairwise_ranking(predicted: FloatArray, measured: FloatArray, limit: int = 400) -> float | None:
+MOST_RANKED = 400
+"""Rows that are ranked: of more, evenly spaced ones."""
+
+
+def pairwise_ranking(predicted: FloatArray, measured: FloatArray) -> float | None:
     """Share of pairs that the prediction orders as the measurement does; pairs within 2 % of each other are left out.
 
-    Of more than ``limit`` rows, evenly spaced ones are compared. None without a pair.
+    None without a pair.
 
     >>> pairwise_ranking(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))
     0.6666666666666666
     """
-    if len(measured) > limit:
-        chosen = np.linspace(0, len(measured) - 1, limit).astype(int)
+    if len(measured) > MOST_RANKED:
+        chosen = np.linspace(0, len(measured) - 1, MOST_RANKED).astype(int)
         predicted, measured = predicted[chosen], measured[chosen]
     first, second = np.triu_indices(len(measured), 1)
     apart = np.abs(np.log(measured[first] / measured[second])) > 0.02

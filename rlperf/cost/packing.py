@@ -56,14 +56,16 @@ def sorted_over_ranks(passes: Sequence[FloatArray], kinds: FloatArray) -> FloatA
     return np.array([count, tokens / count, squares / count])
 
 
-def sorted_microbatches(
-    lengths: FloatArray, replicas: int, token_budget: float, multiple: int = 64
-) -> tuple[float, float, float]:
+PADDED_TO = 64
+"""Tokens to whose multiples microbatches of sorted sequences are padded [tokens]."""
+
+
+def sorted_microbatches(lengths: FloatArray, replicas: int, token_budget: float) -> tuple[float, float, float]:
     """Unpacked microbatches of sequences sorted by length: (count, tokens, sum of squares), padding included.
 
     The sequences of all replicas are sorted and dealt out in turn, so that every replica's microbatch has sequences of
     like length. All replicas cut at the same places, at which the number of sequences times the longest one on any
-    replica, rounded up to ``multiple``, would pass the budget, and pad to that length.
+    replica, rounded up to `PADDED_TO`, would pass the budget, and pad to that length.
 
     >>> sorted_microbatches(np.array([100.0, 60.0, 60.0, 30.0]), 2, 256.0)
     (1.0, 256.0, 32768.0)
@@ -72,7 +74,7 @@ def sorted_microbatches(
     each = -(-table.size // replicas)
     longest = table[np.minimum(np.arange(1, each + 1) * replicas, table.size) - 1]
     budget = max(token_budget, float(table[-1]))
-    padded = np.minimum(np.ceil(longest / multiple) * multiple, budget).tolist()
+    padded = np.minimum(np.ceil(longest / PADDED_TO) * PADDED_TO, budget).tolist()
     count, members, tokens, squares = 1, 0, 0.0, 0.0
     for at, length in enumerate(padded):
         if members and (members + 1) * length > budget:

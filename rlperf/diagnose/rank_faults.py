@@ -272,7 +272,11 @@ def _rl_steps(steps: IntArray, run: IntArray) -> str:
     return f"all rl_steps from {first} on" if run[-1] == steps.size - 1 else f"rl_steps {first} to {last}"
 
 
-def stragglers(graph: g.PerformanceGraph, known: list[Fault], limits: Thresholds, most: int = 20) -> list[Fault]:
+MOST_STRAGGLERS = 20
+"""Ranks that are named, those that lose most."""
+
+
+def stragglers(graph: g.PerformanceGraph, known: list[Fault], limits: Thresholds) -> list[Fault]:
     """Single vertices above 1.3 times the median of what their peers on other ranks do at the same place (ScalAna's
     abnormal vertices), by rank; those that another fault explains left out."""
     mask = graph.is_any(_PLACED) & (graph.rank >= 0) & (graph.duration_s > 0)
@@ -294,7 +298,7 @@ def stragglers(graph: g.PerformanceGraph, known: list[Fault], limits: Thresholds
     owner = graph.pool[at] * size + graph.rank[at]
     total = np.bincount(owner, lost)
     found = []
-    for key in np.argsort(-total, kind="stable")[:most]:
+    for key in np.argsort(-total, kind="stable")[:MOST_STRAGGLERS]:
         own = slow & (owner == key)
         if not own.any():
             break

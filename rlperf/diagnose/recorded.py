@@ -47,13 +47,17 @@ class TurnLatencies(Protocol):
         ...
 
 
-def unloaded_token_s(latency_s: FloatArray, tokens: IntArray, least_tokens: int = 32) -> float:
+LEAST_TOKENS = 32
+"""Of a turn that tells the pace of an engine [tokens]."""
+
+
+def unloaded_token_s(latency_s: FloatArray, tokens: IntArray) -> float:
     """Seconds per token of the fastest turns: the 1st percentile of latency / tokens over turns of some length.
 
     Turns that run almost alone, at the end of an rl_step, show what the engine needs without competition; the value is
     an upper bound of it, so the queueing found with it is a lower bound.
     """
-    some = tokens >= least_tokens
+    some = tokens >= LEAST_TOKENS
     rate = latency_s[some] / tokens[some] if some.any() else latency_s / np.maximum(tokens, 1)
     return float(np.percentile(rate, 1.0))
 

@@ -164,14 +164,12 @@ def defaults(named: Mapping[str, Value]) -> list[str]:
     return [f'[ -n "${{{name}:-}}" ] || {name}={shell_word(str(value))}' for name, value in named.items()]
 
 
-def argument_array(
-    name: str, settings: Sequence[Setting], variables: Mapping[str, str] = _NONE, *, width: int = 52
-) -> list[str]:
+def argument_array(name: str, settings: Sequence[Setting], variables: Mapping[str, str] = _NONE) -> list[str]:
     """A bash array of flags, one a line, each with its reason; ``variables`` as in `flag_lines`."""
     lines = [f"{name}=("]
     for setting in settings:
         for text in flag_lines([setting], variables):
-            lines.append(f"  {text.ljust(width)} # {comment(setting.why)}" if setting.why else f"  {text}")
+            lines.append(f"  {text.ljust(52)} # {comment(setting.why)}" if setting.why else f"  {text}")
     return [*lines, ")"]
 
 

@@ -101,18 +101,21 @@ def print_step(view: StepView, screen: Console) -> None:
         )
 
 
-def step_figure(timeline: Timeline, *, title: str = "", form: str = "svg", most_ranks: int = 16) -> bytes:
+MOST_RANKS = 16
+"""Lines per pool; of more ranks, those that end last, evenly thinned."""
+
+
+def step_figure(timeline: Timeline, *, title: str = "", form: str = "svg") -> bytes:
     """Pools and ranks along time, a colour a stage.
 
     Parameters
     ----------
     form : svg or png
-    most_ranks : lines per pool; of more ranks, those that end last, evenly thinned
     """
     from matplotlib.patches import Patch
 
     one = shown(timeline)
-    rows = _rows(one, most_ranks)
+    rows = _rows(one, MOST_RANKS)
     figure = new_figure(9.0, 1.4 + 0.26 * max(len(rows), 1))
     axes = figure.subplots()
     for place, (pool, rank) in enumerate(rows):

@@ -11,14 +11,14 @@ from rlperf.ui.asked import PageForm
 HOST = "127.0.0.1"
 
 
-def free_port(port: int | None, first: int = 8765, tries: int = 50) -> int:
+def free_port(port: int | None, first: int = 8765) -> int:
     """The port that was asked for, or the first free one.
 
     Raises
     ------
     SpecError : somebody else listens there
     """
-    for each in range(first, first + tries) if port is None else (port,):
+    for each in range(first, first + 50) if port is None else (port,):
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rlperf.workload.fitting import fit_model
     from rlperf.workload.library import PRESETS, load_model, save_model
     from rlperf.workload.model import LengthModel
-    from rlperf.workload.readers import read_polytrace, read_recording
+    from rlperf.workload.readers import read_recording
     from rlperf.workload.records import Recording
     from rlperf.workload.sampling import forecast_lengths, sample_lengths
 
@@ -23,7 +23,6 @@ __all__ = [
     "fit_model",
     "forecast_lengths",
     "load_model",
-    "read_polytrace",
     "read_recording",
     "sample_lengths",
     "save_model",
@@ -37,7 +36,6 @@ _WHERE = {
     "sample_lengths": "sampling",
     "load_model": "library",
     "LengthModel": "model",
-    "read_polytrace": "readers",
     "read_recording": "readers",
     "Recording": "records",
 }

@@ -371,17 +371,19 @@ def ks_two_samples(a: Float, b: Float) -> float:
     return float(np.max(np.abs(below[0] - below[1])))
 
 
-def group_maximum(
-    recording: LengthTable, sampled: LengthTable, seed: int = 0, resamples: int = 400
-) -> GroupMaximum | None:
+RESAMPLES = 400
+"""Of the groups of a recording, for the interval of what their longest responses are."""
+
+
+def group_maximum(recording: LengthTable, sampled: LengthTable, seed: int = 0) -> GroupMaximum | None:
     """E[max of a group] / E[L] of recording and sample; None where groups hold one response."""
     maxima, sums, sizes = _group_sums(recording)
     if sizes.max() < 2:
         return None
     model_max, model_sum, model_size = _group_sums(sampled)
     rng = np.random.default_rng(seed)
-    ratios = np.empty(resamples)
-    for k in range(resamples):
+    ratios = np.empty(RESAMPLES)
+    for k in range(RESAMPLES):
         chosen = rng.integers(0, maxima.size, maxima.size)
         ratios[k] = maxima[chosen].mean() / (sums[chosen].sum() / sizes[chosen].sum())
     return GroupMaximum(

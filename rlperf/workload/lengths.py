@@ -101,8 +101,6 @@ class LengthTable:
         *,
         rl_step: int = 0,
         max_response_tokens: int | None = None,
-        task: str = "",
-        source: str = "",
     ) -> LengthTable:
         """Table of one rl_step from prompts [g] and their responses [g, n] (or g ragged lists)."""
         groups = [np.atleast_1d(np.asarray(r, np.int64)) for r in response_tokens]  # type: ignore[union-attr]
@@ -118,8 +116,6 @@ class LengthTable:
             rl_step=np.full(n, rl_step, np.int64),
             turn=np.zeros(n, np.int64),
             max_response_tokens=max_response_tokens,
-            task=task,
-            source=source,
         )
 
     def __len__(self) -> int:

@@ -69,19 +69,6 @@ class _Sink:
             self.progress(self.done, self.total)
 
 
-def read_polytrace(
-    paths: Path_ | Sequence[Path_],
-    *,
-    skip_damaged: bool = False,
-    progress: Progress | None = None,
-    max_response_tokens: int | None = None,
-) -> LengthTable:
-    """The length table of PolyTrace files, folders or archives; see `read_recording`."""
-    return read_recording(
-        paths, skip_damaged=skip_damaged, progress=progress, max_response_tokens=max_response_tokens
-    ).lengths
-
-
 def read_recording(
     paths: Path_ | Sequence[Path_],
     *,

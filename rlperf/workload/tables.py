@@ -80,14 +80,14 @@ def _as_recorded(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def table_of(frame: pl.DataFrame, source: str, lines: Int | None = None) -> LengthTable:
+def table_of(frame: pl.DataFrame, source: str) -> LengthTable:
     """The length table of a frame with at least `NEEDED`; see `sound_rows`, of which every damaged row is refused.
 
     Raises
     ------
     SpecError : every column that is missing or holds something else, and every damaged row
     """
-    table, damaged = sound_rows(frame, source, lines)
+    table, damaged = sound_rows(frame, source)
     if damaged:
         raise SpecError(damaged)
     return table

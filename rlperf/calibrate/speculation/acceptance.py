@@ -137,9 +137,9 @@ def pool(curves: Sequence[AcceptanceCurve], slope: float) -> PooledAcceptance:
     return PooledAcceptance(pooled, float(FALLS[kinds.get(True, kinds.get(False, 0))]), once, spread)
 
 
-def _tokens_table(most: int = 16) -> FloatArray:
-    """`tokens_per_step` over the grid ``[first, falls, k]``."""
-    depth = np.arange(most, dtype=np.float64)
+def _tokens_table() -> FloatArray:
+    """`tokens_per_step` over the grid ``[first, falls, k]``, k up to 16."""
+    depth = np.arange(16, dtype=np.float64)
     each = FIRST[:, None, None] * FALLS[None, :, None] ** depth
     accepted = np.cumprod(each, axis=2).cumsum(axis=2)
     return np.concatenate([np.ones((len(FIRST), len(FALLS), 1)), 1.0 + accepted], axis=2)

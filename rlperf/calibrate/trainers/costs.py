@@ -72,9 +72,9 @@ def predict_parts(rows: Sequence[TrainingRow], trainers: Trainers | None = None)
     return out
 
 
-def predict_seconds(rows: Sequence[TrainingRow], trainers: Trainers | None = None) -> FloatArray:
+def predict_seconds(rows: Sequence[TrainingRow]) -> FloatArray:
     """Seconds of one optimizer update of every row ``[rows]``."""
-    return np.asarray(predict_parts(rows, trainers).sum(axis=1))
+    return np.asarray(predict_parts(rows).sum(axis=1))
 
 
 @dataclass(frozen=True)

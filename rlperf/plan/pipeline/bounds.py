@@ -6,8 +6,11 @@ import numpy as np
 
 from rlperf.plan.pipeline.problem import PipelineProblem
 
+TIME_LIMIT_S = 3.0
+"""What the solver may take [s]."""
 
-def assignment_bound_s(problem: PipelineProblem, time_limit_s: float = 3.0) -> float:
+
+def assignment_bound_s(problem: PipelineProblem) -> float:
     """No partition, placement and order ends before this [s].
 
     Devices are sorted by their first layer; device k then starts no sooner than h_k, the least time in which a
@@ -48,7 +51,7 @@ def assignment_bound_s(problem: PipelineProblem, time_limit_s: float = 3.0) -> f
         constraints=[LinearConstraint(total, counts, counts), LinearConstraint(ends, -np.inf, -heads)],
         integrality=np.append(np.ones(P * C), 0),
         bounds=Bounds(low, high),
-        options={"time_limit": time_limit_s},
+        options={"time_limit": TIME_LIMIT_S},
     )
     proven = getattr(result, "mip_dual_bound", None)
     if proven is None or not np.isfinite(proven):

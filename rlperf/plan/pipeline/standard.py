@@ -59,7 +59,7 @@ def standard_schedules(problem: PipelineProblem) -> tuple[StandardSchedule, ...]
         if part is None:
             results.append(StandardSchedule(name, (), None, "fewer layers than devices"))
         else:
-            results.append(_run(problem, name, part, schedule(P, M, None), merged))
+            results.append(_run(problem, name, part, schedule(P, M), merged))
     for chunks in range(2, problem.stages_per_device + 1) if P > 1 else ():
         name = "interleaved 1F1B" if chunks == 2 else f"interleaved 1F1B v={chunks}"
         part = uniform_partition(problem, P * chunks)

@@ -35,7 +35,11 @@ class Solution:
         return max(self.objective - self.bound, 0.0) / abs(self.objective) if self.objective else 0.0
 
 
-def solve(program: Program, *, method: str = "auto", time_limit_s: float = 60.0) -> Solution:
+TIME_LIMIT_S = 60.0
+"""What the solver may take [s]."""
+
+
+def solve(program: Program, *, method: str = "auto") -> Solution:
     """Best column of every slot.
 
     Chains that no handover, share or budget row couples are solved exactly by a shortest path over time (``path``), the
@@ -57,7 +61,7 @@ def solve(program: Program, *, method: str = "auto", time_limit_s: float = 60.0)
         if not np.isfinite(objective):
             raise InfeasibleError("no column of a slot reads the checkpoint of the slot before")
         return Solution(chosen, objective, objective, "shortest path")
-    return _integer_program(program, time_limit_s)
+    return _integer_program(program)
 
 
 def _shortest_paths(program: Program) -> tuple[int, ...]:
@@ -103,12 +107,12 @@ def _written(before: Slot, slot: Slot, column: int) -> IntArray:
     return np.flatnonzero(before.checkpoint == slot.checkpoint[column])
 
 
-def _integer_program(program: Program, time_limit_s: float) -> Solution:
+def _integer_program(program: Program) -> Solution:
     import pulp
 
     scaled, scale = _scaled(program)
     formulation = formulate(scaled)
-    _run(formulation.problem, time_limit_s)
+    _run(formulation.problem)
     status = formulation.problem.status
     if status == pulp.LpStatusInfeasible:
         raise InfeasibleError("no combination of columns keeps the limits that couple the tasks")
@@ -128,11 +132,11 @@ def _scaled(program: Program) -> tuple[Program, float]:
     return replace(program, slots=slots, handovers=handovers), scale
 
 
-def _run(problem: pulp.LpProblem, time_limit_s: float) -> None:
+def _run(problem: pulp.LpProblem) -> None:
     """HiGHS on one thread, so that a plan does not depend on the machine."""
     import pulp
 
-    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=1e-9, threads=1)
+    solver = pulp.HiGHS(msg=False, timeLimit=TIME_LIMIT_S, gapRel=1e-9, threads=1)
     if not solver.available():
         raise SolverError("HiGHS is not installed (highspy)")
     try:

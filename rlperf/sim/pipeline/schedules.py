@@ -33,22 +33,22 @@ def v_shape(stages: int, devices: int) -> tuple[int, ...]:
     return tuple(s % devices if (s // devices) % 2 == 0 else devices - 1 - s % devices for s in range(stages))
 
 
-def gpipe(devices: int, microbatches: int, sequence: Sequence[int] | None = None) -> Orders:
+def gpipe(devices: int, microbatches: int) -> Orders:
     """All forwards, then all backwards (merged). Reference: arXiv 1811.06965, figure 2c.
 
     Uniform stages: makespan = (M + P - 1)(F + B + W); every device holds M micro-batches.
     """
-    ms = _sequence(devices, microbatches, sequence)
+    ms = _numbers(devices, microbatches)
     return tuple((*((F, p, m) for m in ms), *((B, p, m) for m in ms)) for p in range(devices))
 
 
-def one_f_one_b(devices: int, microbatches: int, sequence: Sequence[int] | None = None) -> Orders:
+def one_f_one_b(devices: int, microbatches: int) -> Orders:
     """1F1B (PipeDream-flush), merged backward. Reference: arXiv 2104.04473, section 2.2 and figure 4 top.
 
     Device p warms up with min(P - 1 - p, M) forwards and then alternates F and B.
     Uniform stages: makespan = (M + P - 1)(F + B + W); device p holds min(P - p, M) micro-batches.
     """
-    ms = _sequence(devices, microbatches, sequence)
+    ms = _numbers(devices, microbatches)
     orders = []
     for p in range(devices):
         warmup = min(devices - 1 - p, microbatches)
@@ -64,7 +64,7 @@ def interleaved_1f1b(devices: int, microbatches: int, chunks: int) -> Orders:
     M must be a multiple of P. Uniform stages of F, B, W each: makespan = (v M + P - 1)(F + B + W).
     Reference: arXiv 2104.04473, section 2.2 and figure 4 bottom (Megatron-LM's ``virtual_pipeline``).
     """
-    ms = _sequence(devices, microbatches, None)
+    ms = _numbers(devices, microbatches)
     if chunks == 1:
         return one_f_one_b(devices, microbatches)
     if chunks < 1:
@@ -81,14 +81,14 @@ def interleaved_1f1b(devices: int, microbatches: int, chunks: int) -> Orders:
     return tuple(orders)
 
 
-def zb_h1(devices: int, microbatches: int, sequence: Sequence[int] | None = None) -> Orders:
+def zb_h1(devices: int, microbatches: int) -> Orders:
     """ZB-H1: 1F1B with the backward split, W put off just so far that memory stays that of 1F1B.
 
     Device p puts W off by min(p, M) micro-batches: the last device fills what would be its drain bubble.
     Uniform stages with F = B = W: makespan = M (F + B + W) + (P - 1)(F + B - W), for M >= P.
     Reference: arXiv 2401.10241, section 3.1 and table 2.
     """
-    ms = _sequence(devices, microbatches, sequence)
+    ms = _numbers(devices, microbatches)
     orders = []
     for p in range(devices):
         delay = min(p, microbatches)
@@ -114,17 +114,15 @@ def _one_by_one(forward: Sequence[Op], backward: Sequence[Op], warmup: int) -> t
     return (*order, *backward[steady:])
 
 
-def _sequence(devices: int, microbatches: int, sequence: Sequence[int] | None) -> list[int]:
+def _numbers(devices: int, microbatches: int) -> list[int]:
+    """Those of the micro-batches."""
     if devices < 1 or microbatches < 1:
         raise SpecError(f"{devices} devices and {microbatches} micro-batches: at least 1 of each is due")
-    ms = list(range(microbatches)) if sequence is None else [int(m) for m in sequence]
-    if sorted(ms) != list(range(microbatches)):
-        raise SpecError(f"{ms} is not an order of {microbatches} micro-batches")
-    return ms
+    return list(range(microbatches))
 
 
 # Schedules with one stage per device; True where the backward is merged.
-SCHEDULES: dict[str, tuple[Callable[[int, int, Sequence[int] | None], Orders], bool]] = {
+SCHEDULES: dict[str, tuple[Callable[[int, int], Orders], bool]] = {
     "GPipe": (gpipe, True),
     "1F1B": (one_f_one_b, True),
     "ZB-H1": (zb_h1, False),

@@ -71,7 +71,11 @@ def bottlenecks(execution: Execution, times: StageSeconds) -> list[Bottleneck]:
     return sorted(found, key=lambda one: -one.gain_s)
 
 
-def next_bottleneck(execution: Execution, times: StageSeconds, limit: float = 64.0) -> NextBottleneck | None:
+FASTEST = 64.0
+"""Times as fast that a stage is thought of at most [1]."""
+
+
+def next_bottleneck(execution: Execution, times: StageSeconds) -> NextBottleneck | None:
     """How much faster the first stage must become until another one holds the rl_step back more; None: never.
 
     Found to 1 % by bisection on the speed-up.
@@ -85,9 +89,9 @@ def next_bottleneck(execution: Execution, times: StageSeconds, limit: float = 64
         rest = bottlenecks(execution, scaled(times, first, 1.0 / speedup))
         return rest[0].stage if rest else first
 
-    if leader(limit) == first:
+    if leader(FASTEST) == first:
         return None
-    low, high = 1.0, limit
+    low, high = 1.0, FASTEST
     while high / low > 1.01:
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if leader(middle) == first else (low, middle)

@@ -51,15 +51,15 @@ class BatchShape:
     route_bytes: npt.ArrayLike = 0
 
 
-def patch_bytes(tower: VisionTower, bytes_per_value: float = 4.0) -> float:
-    """Bytes of one patch as processors hand it over: 3 colours x patch^2 x temporal patch, fp32 by default [bytes].
+def patch_bytes(tower: VisionTower) -> float:
+    """Bytes of one patch as processors hand it over: 3 colours x patch^2 x temporal patch in fp32 [bytes].
 
     >>> tower = VisionTower(layers=1, hidden=1, heads=1, ffn_hidden=1, patch_size=14, temporal_patch=2,
     ...                     output_hidden=1, parameters=1)
     >>> patch_bytes(tower)
     4704.0
     """
-    return 3.0 * tower.patch_size**2 * tower.temporal_patch * bytes_per_value
+    return 3.0 * tower.patch_size**2 * tower.temporal_patch * 4.0
 
 
 def route_bytes(architecture: Architecture) -> float:

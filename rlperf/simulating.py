@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from rlperf.api import Jobs, judge, pinned_of
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import SpecError
 from rlperf.plan.answer import notebook
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import steady_state
@@ -160,9 +160,6 @@ def _served(evaluation: Evaluation, routing: Routing, rl_step: int) -> tuple[Tra
     if rl_step >= len(tables):
         last = len(tables) - 1
         raise SpecError(f"there is no rl_step {rl_step}: this job has {len(tables)} to simulate, 0 to {last}")
-    if replicas.apart is not None and routing != "round_robin":
-        words = f"routing {routing}: replicas that read prompts for the others are asked in turn"
-        raise SpecError(Problem(words, suggestion="leave it out, or state prefill_replicas: 0"))
     trajectories = Trajectories.from_table(tables[rl_step])
     return trajectories, replicas.serve(trajectories, routing)
 

@@ -106,8 +106,8 @@ def test_losses_of_the_rollout_are_simulated_again(steps: PredictedSteps) -> Non
         factor = np.minimum(mean / served.response_tokens, 1.0)
         tokens = np.maximum(np.round(served.response_tokens * factor), 1).astype(np.int64)
         again = simulate_rollout(
-            replace(served, response_tokens=tokens), len(old.timelines), cost=steps.cost, limits=steps.limits,
-            devices_per_replica=int(old.devices[0]),
+            replace(served, response_tokens=tokens), len(old.timelines), cost=steps.replicas.cost,
+            limits=steps.replicas.limits, devices_per_replica=int(old.devices[0]),
         )  # fmt: skip
         makespans.append(old.makespan_s - again.makespan_s)
     assert tail.loss_s == pytest.approx(float(np.mean(makespans)), rel=1e-9)

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.cost.engine_step import EngineLimits
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.advice import Advice
 from rlperf.diagnose.explain import FLOOR, Explanation, explain_graph, ranked, simulated
@@ -20,10 +20,8 @@ from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import execution_in
 from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.modes import first_chunk_s, sync_pauses
-from rlperf.sim.rl_step.rollout_stage import POLICY_RL_STEPS, POLICY_WARM_UP
-from rlperf.sim.rollout import EngineOptions, RolloutResult, Trajectories, simulate_rollout
-from rlperf.sim.rollout.apart import Apart, simulate_apart
-from rlperf.sim.rollout.replica import PLAIN
+from rlperf.sim.rl_step.rollout_stage import POLICY_RL_STEPS, POLICY_WARM_UP, Replicas
+from rlperf.sim.rollout import RolloutResult, Trajectories
 from rlperf.sim.rollout.routing import Routing
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts
 from rlperf.specs.modes import MODES, Form, ModeTraits
@@ -44,7 +42,7 @@ class PredictedSteps:
     Attributes
     ----------
     trajectories, results : the rollout of each rl_step
-    cost, limits, routing, options, apart : with which it was simulated
+    replicas, routing : with which it was simulated
     before : activities and seconds between rollout and training, in order [s] ``[rl_steps]`` each
     training : activities of the trainer and their seconds, in order [s] ``[rl_steps]`` each
     weight_sync_s, fixed_s : [s] ``[rl_steps]``
@@ -60,8 +58,7 @@ class PredictedSteps:
 
     trajectories: tuple[Trajectories, ...]
     results: tuple[RolloutResult, ...]
-    cost: EngineStepCost
-    limits: EngineLimits
+    replicas: Replicas
     before: tuple[tuple[int, FloatArray], ...]
     training: tuple[tuple[int, FloatArray], ...]
     weight_sync_s: FloatArray
@@ -74,8 +71,6 @@ class PredictedSteps:
     rl_step_s: FloatArray
     chunks: int = 1
     routing: Routing = "round_robin"
-    options: EngineOptions = PLAIN
-    apart: Apart | None = None
     degrees: tuple[str, ...] = ()
     joined_s: FloatArray | None = None
 
@@ -94,8 +89,7 @@ class PredictedSteps:
         return cls(
             trajectories=evaluation.served,
             results=evaluation.rollouts,
-            cost=evaluation.cost,
-            limits=_limits(evaluation),
+            replicas=evaluation.replicas,
             before=(
                 (g.REWARD, seconds.reward_s), (g.DATA_MOVEMENT, seconds.data_movement_s),
                 (g.OFFLOAD, seconds.offload_s), (g.SCORING, seconds.scoring_s),
@@ -110,8 +104,6 @@ class PredictedSteps:
             first_s=np.broadcast_to(first_chunk_s(execution_in(evaluation), seconds), seconds.rl_step_s.shape),
             rl_step_s=seconds.rl_step_s,
             chunks=evaluation.framework.chunks(batch.prompts, batch.updates),
-            options=evaluation.replicas.options,
-            apart=evaluation.replicas.apart,
             degrees=tuple(name for name in _WAITING if getattr(layout, name) > 1),
             joined_s=seconds.rollout_s if evaluation.replicas.lent else None,
         )  # fmt: skip
@@ -156,7 +148,7 @@ class PredictedSteps:
             sync = self.weight_sync_s[k]
             rolled = build.add(g.WEIGHT_SYNC, now, now + sync, after=both, kind=tl.WEIGHTS, at=g.Place(rl_step=k))
             now += float(sync)
-        samples = [samples_of(r.timelines, [self.limits.max_running] * len(r.timelines)) for r in self.results]
+        samples = [samples_of(r.timelines, [self.replicas.limits.max_running] * len(r.timelines)) for r in self.results]
         joined = g.EngineSamples(
             *(np.concatenate([getattr(s, name) for s in samples]) for name in g.EngineSamples.__dataclass_fields__)
         )
@@ -235,10 +227,6 @@ def _refilled_s(evaluation: Evaluation) -> FloatArray:
     return np.broadcast_to(np.maximum(steady + pause - sync, 0.0), seconds.rl_step_s.shape)
 
 
-def _limits(evaluation: Evaluation) -> EngineLimits:
-    return evaluation.replicas.limits
-
-
 NOTHING_REFUSED: Mapping[str, bool] = {}
 NO_GAIN = 1e-3
 """Share of an rl_step below which a simulated gain is none."""
@@ -252,7 +240,7 @@ def explain_prediction(
 
     ``able`` : of knobs that a framework may lack, which it has: no other is turned
     """
-    if steps.apart is not None:
+    if steps.replicas.apart is not None:
         notes += ("prompts are read apart: reading and sending a later turn shows as tools",)
     # A predicted controller takes what its framework takes: a cost of the plan, never a fault.
     found = explain_graph(steps.graph(), floor=floor, limits=replace(Thresholds(), serial=np.inf), notes=notes)
@@ -307,12 +295,8 @@ def _fewer(advice: Advice, degrees: Sequence[str]) -> Iterator[Advice]:
 
 
 def _simulated(steps: PredictedSteps, old: RolloutResult, served: Trajectories) -> RolloutResult:
-    """A rollout with the engines of ``old``."""
-    simulate = simulate_rollout if steps.apart is None else partial(simulate_apart, apart=steps.apart)
-    return simulate(
-        served, len(old.timelines) + len(old.readers), cost=steps.cost, limits=steps.limits,
-        devices_per_replica=int(old.devices[0]), routing=steps.routing, options=steps.options,
-    )  # fmt: skip
+    """A rollout with as many replicas as ``old`` has: of a large one a part was simulated."""
+    return replace(steps.replicas, count=len(old.timelines) + len(old.readers)).serve(served, steps.routing)
 
 
 def _again(
@@ -324,19 +308,20 @@ def _again(
 ) -> PredictedSteps:
     """The same rl_steps with the rollout simulated again."""
     served = trajectories or steps.trajectories
-    moved = replace(steps, routing=routing or steps.routing, limits=limits or steps.limits, trajectories=served)
+    replicas = replace(steps.replicas, limits=limits or steps.replicas.limits)
+    moved = replace(steps, routing=routing or steps.routing, replicas=replicas, trajectories=served)
     results = tuple(_simulated(moved, old, one) for one, old in zip(served, steps.results, strict=True))
     return replace(moved, results=results)
 
 
 def _more_cache(steps: PredictedSteps) -> float:
-    limits = replace(steps.limits, kv_tokens=2.0 * steps.limits.kv_tokens)
-    return _again(steps, limits=limits).graph().rl_step_s()
+    limits = steps.replicas.limits
+    return _again(steps, limits=replace(limits, kv_tokens=2.0 * limits.kv_tokens)).graph().rl_step_s()
 
 
 def _more_running(steps: PredictedSteps) -> float:
-    limits = replace(steps.limits, max_running=2 * steps.limits.max_running)
-    return _again(steps, limits=limits).graph().rl_step_s()
+    limits = steps.replicas.limits
+    return _again(steps, limits=replace(limits, max_running=2 * limits.max_running)).graph().rl_step_s()
 
 
 OVER_PROVISION = 2.0
@@ -366,7 +351,7 @@ _REMOVED: dict[str, Callable[[PredictedSteps], PredictedSteps]] = {
     "tail": _served(evened),
     "long_trajectory": _served(without_long),
     "tool": _served(without_tools),
-    "kv_cache": lambda steps: _again(steps, limits=replace(steps.limits, kv_tokens=np.inf)),
+    "kv_cache": lambda steps: _again(steps, limits=replace(steps.replicas.limits, kv_tokens=np.inf)),
 }
 """Causes in the rollout, where removing one changes what the others' engine_steps cost: simulated again. All other
 causes of a prediction lie on a chain of stages, where the replayed graph is exact."""

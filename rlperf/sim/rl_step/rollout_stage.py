@@ -109,19 +109,16 @@ class Replicas:
         return self.count - self.readers
 
     def serve(self, trajectories: Trajectories, routing: Routing | IntArray | None = None) -> RolloutResult:
-        """Simulate them, or those that ``routing`` names one by one.
-
-        Replicas that read prompts for the others are asked in turn: they have no other routing.
-        """
-        if self.apart is not None:
+        """Simulate them (``routing``: how they are dealt to), or of equal ones those that it names one by one."""
+        dealt = "round_robin" if routing is None else routing
+        if self.apart is not None and isinstance(dealt, str):
             return simulate_apart(
                 trajectories, self.count, self.apart, cost=self.cost, limits=self.limits,
-                devices_per_replica=self.devices, options=self.options,
+                devices_per_replica=self.devices, routing=dealt, options=self.options,
             )  # fmt: skip
         return simulate_rollout(
-            trajectories, int(routing.max()) + 1 if isinstance(routing, np.ndarray) else self.count, cost=self.cost,
-            limits=self.limits, devices_per_replica=self.devices, options=self.options,
-            routing="round_robin" if routing is None else routing,
+            trajectories, self.count if isinstance(dealt, str) else int(dealt.max()) + 1, cost=self.cost,
+            limits=self.limits, devices_per_replica=self.devices, routing=dealt, options=self.options,
         )  # fmt: skip
 
     @cached_property

@@ -33,7 +33,7 @@ from rlperf.specs.short_job import SHORT, short_job
 from rlperf.told import Tell
 
 if TYPE_CHECKING:  # a plan asks neither
-    from rlperf.plan.size import Sizing
+    from rlperf.plan.sizing import Sizing
     from rlperf.sweep import Sweep, SweepResult
     from rlperf.sweep.run import Backend
 

@@ -14,7 +14,8 @@ from rlperf.calibrate.validate import Report, nothing_predicted, validate_paths
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks import imports
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit.audit import Audit, audit
+from rlperf.frameworks.audit.answer import Audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.carried import keys_file
 from rlperf.frameworks.export import write_file, write_plan
 from rlperf.frameworks.imports import (

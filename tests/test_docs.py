@@ -45,7 +45,7 @@ from rlperf.plan.answer.plan import (
     ScorerUse,
     Sensitivity,
 )
-from rlperf.plan.size import Floor, SizeRow, Sizing
+from rlperf.plan.sizing import Floor, SizeRow, Sizing
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.hf.families import FAMILIES, REFUSED

@@ -15,7 +15,8 @@ import pytest
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import ExportError, InfeasibleError, SpecError
 from rlperf.frameworks.adapter import framework_facts
-from rlperf.frameworks.audit.audit import Audit, audit
+from rlperf.frameworks.audit.answer import Audit
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import export_run, write_file, write_plan
 from rlperf.frameworks.imports import Imported, import_config, job_of, job_text, keys_text, with_architecture
 from rlperf.frameworks.keytable import key_table

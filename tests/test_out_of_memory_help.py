@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rlperf
-from rlperf.frameworks.audit.audit import report
+from rlperf.frameworks.audit.answer import report
 from rlperf.frameworks.audit.beside_log import Compared
 from rlperf.frameworks.audit.verdict import lines_of, verdict_of
 from rlperf.frameworks.logs.read import out_of_memory

@@ -15,8 +15,9 @@ from rlperf.plan.answer.plan import Plan
 from rlperf.plan.floor import floor_of
 from rlperf.plan.planner import plan_job
 from rlperf.plan.search.splits import splits
-from rlperf.plan.size import Sizing, size_job
+from rlperf.plan.size import size_job
 from rlperf.plan.size_target import parse_target
+from rlperf.plan.sizing import Sizing
 from rlperf.specs.hardware import Hardware
 from rlperf.specs.job import Job
 from studies.metamorphic.run import RULES, objective, pairs

@@ -10,8 +10,8 @@ import rlperf
 from rlperf.api import ask, plan_job, size_job
 from rlperf.errors import SpecError
 from rlperf.frameworks.imports import import_config, job_of
-from rlperf.plan.size import Sizing
 from rlperf.plan.size_offers import offered_jobs
+from rlperf.plan.sizing import Sizing
 from rlperf.specs.job import Job
 
 

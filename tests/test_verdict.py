@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rlperf.cli.main import app
 from rlperf.files import audit_config
 from rlperf.frameworks.audit import audit as auditing
-from rlperf.frameworks.audit.audit import report
+from rlperf.frameworks.audit.answer import report
 from rlperf.frameworks.audit.beside_log import Compared
 from rlperf.frameworks.audit.verdict import CHANGES, lines_of, verdict_of
 

@@ -15,15 +15,15 @@ import rlperf
 from rlperf.api import ask
 from rlperf.cli import main
 from rlperf.comparing import _names
-from rlperf.frameworks.audit.audit import report
+from rlperf.frameworks.audit.answer import report
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config, job_of
 from rlperf.plan.answer.prediction import _against_preemption
 from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.question.demand import batches
-from rlperf.plan.size import SizeRow, Sizing
 from rlperf.plan.size_target import SizeTarget
+from rlperf.plan.sizing import SizeRow, Sizing
 from rlperf.report.plan_files import read_plan
 from rlperf.report.plan_text import paired_words
 from rlperf.report.workload import recording_summary

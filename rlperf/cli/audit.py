@@ -54,7 +54,7 @@ def audit(
     Example: rlperf audit run_grpo.yaml --cluster dgx_h100
     """
     from rlperf.files import audit_config
-    from rlperf.frameworks.audit.audit import report
+    from rlperf.frameworks.audit.answer import report
     from rlperf.frameworks.imports import describe
 
     with progress("auditing") as bar:

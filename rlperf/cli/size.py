@@ -12,7 +12,7 @@ from rlperf.cli.output import AsJson, console, print_json, print_table, progress
 from rlperf.errors import InfeasibleError, Problem, SpecError
 
 if TYPE_CHECKING:
-    from rlperf.plan.size import Sizing
+    from rlperf.plan.sizing import Sizing
     from rlperf.specs.job import Limits
 
 
@@ -73,7 +73,7 @@ def _prices(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _print(found: Sizing) -> None:
-    from rlperf.plan.size import HELPS
+    from rlperf.plan.sizing import HELPS
     from rlperf.report.plan_text import print_plan
     from rlperf.units import human_seconds, human_usd
 

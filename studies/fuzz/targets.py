@@ -232,7 +232,8 @@ def _engine_traces(folder: Path) -> Any:
 
 def _imported(file: str, *, predict: bool = False) -> Ask:
     def ask(folder: Path) -> Any:
-        from rlperf.frameworks.audit.audit import audit, report
+        from rlperf.frameworks.audit.answer import report
+        from rlperf.frameworks.audit.audit import audit
         from rlperf.frameworks.imports import describe, import_config, job_of, job_text
 
         imported = import_config([folder / file])

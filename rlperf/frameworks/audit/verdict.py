@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlperf.frameworks.audit.audit import Audit, pools_words, risk_of
+from rlperf.frameworks.audit.answer import Audit, pools_words, risk_of
 from rlperf.frameworks.audit.beside_log import Compared
 from rlperf.frameworks.audit.findings import LIKELY
 from rlperf.plan.answer.plan import Prediction

@@ -413,6 +413,17 @@ def test_answers_by_a_function_of_ones_own_have_turns(words: str, tmp_path: Path
         assert usual_workload(import_config([tmp_path / "run.sh"]))[0] == workload
 
 
+def test_a_reference_that_dapo_scores_stands_in_the_job(tmp_path: Path) -> None:
+    """DAPO has none by default: one that slime's switch loads was lost on the way, and with it a pass of an rl_step."""
+    filtered = "--dynamic-sampling-filter-path f --over-sampling-batch-size 64 --rollout-num-gpus-per-engine 1"
+    given = f"--hf-checkpoint /ckpt/Qwen3-8B --rollout-batch-size 32 {filtered} --kl-loss-coef 0.0"
+    for switch, scored in (("--use-kl-loss", True), ("", False)):
+        (tmp_path / "run.sh").write_text(f"python3 train.py --colocate {given} {switch}\n")
+        job = job_of(import_config([tmp_path / "run.sh"]))
+        assert (job.algorithm, job.reference) == ("dapo", scored)
+        assert validate(parse_document(job_text(job), "job.yaml"), Job) == job
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -347,6 +347,8 @@ def job_of(
 def job_text(job: Job) -> str:
     """The job as YAML, without what is default."""
     data = job.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    if job.reference and job.algorithm == "dapo":  # what is default of others is not of it
+        data["reference"] = True
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 

@@ -297,8 +297,8 @@ class Slime:
         reference = run.reference
         settings = [
             Setting("advantage-estimator", "ppo" if run.algorithm == "ppo" else "grpo"),
-            Setting("use-kl-loss", reference),
-            Setting("kl-loss-coef", 0.001 if reference else 0.0, "0: no reference pass"),
+            Setting("use-kl-loss", reference, "a reference is scored, whatever the coefficient"),
+            Setting("kl-loss-coef", 0.001 if reference else 0.0),
             Setting("lr", 1e-6, "yours"),
             Setting("lr-decay-style", "constant"),
             Setting("weight-decay", 0.1),

@@ -321,6 +321,27 @@ def test_a_flag_that_is_nothing_by_default_is_left_out(tmp_path: Path) -> None:
     assert repair.words == f"set max-tokens-per-gpu: 20480; leave out {', '.join(flags)}"
 
 
+def test_a_reference_that_no_loss_reads_is_told_of(tmp_path: Path) -> None:
+    """slime's recipes load it with a switch, multiply its term with 0, and pay for its pass in every rl_step."""
+    script = tmp_path / "run.sh"
+
+    def found(flags: str) -> Audit:
+        script.write_text(f"python3 {SLIME} {flags}\n")
+        return audit(import_config([script]), cluster="dgx_h100", plan=False)
+
+    before = found("--use-kl-loss --kl-loss-coef 0.00")
+    [hint] = [each for each in before.findings if each.rule == "unweighted_reference"]
+    assert (hint.key, hint.advice) == ("use-kl-loss", "leave out use-kl-loss")
+    after = found("--kl-loss-coef 0.00").predicted
+    assert before.predicted is not None and after is not None
+    assert before.predicted.rl_step_s - after.rl_step_s == pytest.approx(hint.gain_s, rel=1e-6)
+    assert not [each for each in found("--use-kl-loss --kl-loss-coef 0.01").findings if each.key == "use-kl-loss"]
+    scored = {A + "use_kl_loss": True, A + "kl_loss_coef": 0.0}
+    assert A + "use_kl_loss" in {each.key for each in _audit(tmp_path, "verl", scored).findings}
+    weighted = _audit(tmp_path, "verl", {**scored, A + "kl_loss_coef": 0.001}).findings
+    assert A + "use_kl_loss" not in {each.key for each in weighted}
+
+
 def test_hints_that_do_not_fit_together_say_so(tmp_path: Path) -> None:
     """A larger budget and no recompute each fitted: whoever followed both ran out of memory, above 99 %."""
     base = {A + "use_dynamic_bsz": True, A + "ppo_max_token_len_per_gpu": 8192,

@@ -22,6 +22,13 @@ Predict = Callable[[Imported], Prediction | None]
 """What a configuration does; None where it cannot be laid out."""
 LEAST = 0.01
 """Smallest gain that is worth a change, as a share of the rl_step."""
+_KL = "actor_rollout_ref.actor.kl_loss_coef"
+UNWEIGHTED = {
+    "slime": ("kl-loss-coef", "kl-coef"),
+    "miles": ("kl-loss-coef", "kl-coef"),
+    "verl": (_KL, "algorithm.use_kl_in_reward"),
+}
+"""Keys of frameworks that score a reference at a switch of its own: where all are nothing, no loss reads its scores."""
 LESS = 0.99
 """Memory that a change must leave, as a share, to be offered where none leaves enough."""
 
@@ -56,6 +63,10 @@ def what_ifs(given: Imported, predicted: Prediction, cache: Cache | None) -> lis
         offer("trainer.activation_recompute", ["none", "selective"], message, "needless_recompute")
     if run.trainer.offload in ("optimizer", "both"):
         offer("trainer.offload", ["none"], "the optimizer is offloaded although it fits", "needless_offload")
+    weights, keys = UNWEIGHTED.get(given.adapter.name, ()), given.source.keys
+    if run.reference and weights and not any(keys.get(key, given.target.default(key)) for key in weights):
+        message = f"a reference is scored for a KL term that {weights[0]} 0 takes out of the loss: a metric at most"
+        offer("run.reference", [False], message, "unweighted_reference")
     if run.rollout.prefix_caching is False and run.batch.group_size > 1:
         message = "prompts are prefilled once per sample: prefix caching is off"
         offer("rollout.prefix_caching", [True], message, "no_prefix_caching")

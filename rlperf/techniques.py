@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from rlperf.alternatives import BASE, Judged, changed_job, job_and_folder, judged_plan, planned
 from rlperf.api import Jobs, ask, job_of
+from rlperf.cost.dtypes import dtype_of
 from rlperf.errors import InfeasibleError, Problem, RlperfError, SpecError, did_you_mean
 from rlperf.frameworks.expressible import frameworks_with
 from rlperf.plan.answer import notebook
@@ -28,6 +29,7 @@ from rlperf.sim.rl_step.stages import STAGES
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.given import as_count
 from rlperf.specs.job import Job
+from rlperf.specs.pool import Role
 from rlperf.specs.speculation import NONE
 from rlperf.told import Tell, quiet, within
 from rlperf.units import human_seconds
@@ -368,6 +370,8 @@ def _said(technique: Technique, first: Side, side: Side, ratio: float) -> str:
         return "on already"
     if side.evaluation.configuration == first.evaluation.configuration:
         return "the plan as it is has it"
+    if runs := _narrower(technique, first, side):
+        return f"the plan as it is has {runs}"
     words, replicas = "", side.evaluation.replicas
     if (drafts := _drafts_of(side)) != _drafts_of(first):
         words = str(drafts)
@@ -381,6 +385,19 @@ def _said(technique: Technique, first: Side, side: Side, ratio: float) -> str:
     if technique.stage != "rl_step":
         why = why or _in_the_way(technique, first)
     return ", ".join(part for part in (words, why) if part)
+
+
+def _narrower(technique: Technique, first: Side, side: Side) -> str:
+    """The dtype of the plan as it is, where a technique is one that is no narrower; empty: it is none of a dtype."""
+    role, _, name = technique.key.partition(".")
+    if not name.endswith("_dtype"):
+        return ""
+    now, then = (
+        str(getattr(each.evaluation.configuration.pool(cast(Role, role)).settings.filled(), name))
+        for each in (first, side)
+    )
+    bits = [round(8 * dtype_of(each).weight_bytes) for each in (now, then)]  # without the scales of blocks
+    return now if bits[0] <= bits[1] else ""
 
 
 def _drafts_of(side: Side) -> str:

@@ -123,6 +123,11 @@ def test_what_has_no_experts_has_nothing_to_replay() -> None:
     job["pools"] = [{"role": "trainer", "settings": {"optimizer": "muon", "lora_rank": 8}}]
     with pytest.raises(SpecError, match="not for adapters"):
         resolve(Job.model_validate(job))
+    job["pools"] = [{"role": "trainer", "layout": {"offload": "optimizer"}, "settings": {"optimizer": "muon"}}]
+    with pytest.raises(
+        SpecError, match=r"muon's products are no work for the host .*offload: none, or optimizer: adam"
+    ):
+        resolve(Job.model_validate(job))
     with pytest.raises(ValidationError, match="router_replay 'R4'"):
         PoolSettings(router_replay="R4")
 

@@ -226,6 +226,14 @@ def test_what_is_trained_on_late_says_how_late() -> None:
     assert row.gain is not None and row.said.startswith("staleness 1")
 
 
+def test_what_is_served_in_8_bits_already_is_said_to_be() -> None:
+    """Blocks of eight bits made a row of fp8 that gains nothing, and seemed to be in the way of itself."""
+    pools = [{"role": "rollout", "settings": {"rollout_dtype": "fp8_block"}}]
+    asked = Job.model_validate({**job(framework="slime", max_response="2k").stated(), "pools": pools})
+    row, cache = gains(asked, ("fp8 rollouts", "fp8 cache"), draws=1).rows
+    assert row.said == "the plan as it is has fp8_block" and "has" not in cache.said
+
+
 def test_products_of_training_in_8_bits_have_a_key_of_their_own_or_are_refused(tmp_path: Path) -> None:
     """``precision: fp8`` is none of any framework's: Megatron has fp8_cfg or flags, the other files say 16 bits."""
     assert frameworks_with("trainer.compute_dtype", "fp8") == ("miles", "nemo_rl", "slime")

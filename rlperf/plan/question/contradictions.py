@@ -252,6 +252,9 @@ def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, prob
         found.append(
             problem("muon is for whole matrices, not for adapters", "leave out optimizer or lora_rank", "settings")
         )
+    if pool.settings.optimizer == "muon" and pool.layout.offload and set(pool.layout.offload) <= {"optimizer", "both"}:
+        words = "muon's products are no work for the host that the optimizer is offloaded to"
+        found.append(problem(words, "offload: none, or optimizer: adam", "layout", "offload"))
     if (pool.settings.lora_jobs or 1) > 1 and not pool.settings.lora_rank:
         found.append(problem("several lora_jobs train adapters", "state lora_rank", "settings", "lora_jobs"))
     found += [problem(message, hint) for message, hint in _otherwise(job, pool)]

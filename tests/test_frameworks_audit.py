@@ -342,6 +342,17 @@ def test_a_reference_that_no_loss_reads_is_told_of(tmp_path: Path) -> None:
     assert A + "use_kl_loss" not in {each.key for each in weighted}
 
 
+def test_wider_replicas_are_fewer_where_a_string_states_their_number(tmp_path: Path) -> None:
+    """AReaL's allocation kept its `d`, so that a wider engine took devices that the run has not: nothing mended it."""
+    large = {"actor.path": "Qwen/Qwen2.5-72B-Instruct", "rollout.backend": "sglang:d4t1"}
+    found = _audit(tmp_path, "areal", large)
+    [one] = [each for each in found.findings if each.role == "rollout" or each.rule == "kv_starvation"]
+    assert (one.rule, dict(one.settings)) == ("out_of_memory", {"rollout.backend": "sglang:d2t2"})
+    again = _audit(tmp_path, "areal", {**large, **one.settings})
+    assert again.imported.run.devices == found.imported.run.devices
+    assert not [each for each in again.findings if each.role == "rollout" and each.severity == "error"]
+
+
 def test_hints_that_do_not_fit_together_say_so(tmp_path: Path) -> None:
     """A larger budget and no recompute each fitted: whoever followed both ran out of memory, above 99 %."""
     base = {A + "use_dynamic_bsz": True, A + "ppo_max_token_len_per_gpu": 8192,

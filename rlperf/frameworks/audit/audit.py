@@ -105,7 +105,7 @@ def audit(
         asked = within(tell, 0.1, 0.15, "what would be gained by ")
         judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None, asked)
         notes += [unjudged] if unjudged else []
-        findings += judged
+        findings = _each_once([*findings, *judged])
     findings, mended = repaired(findings, given, attempt, within(tell, 0.25, 0.25, "what would mend "))
     then = mended and mended[1]
     notes += [f"with the settings above it fits: {human_seconds(then.rl_step_s)} per rl_step predicted"] if then else []
@@ -159,6 +159,12 @@ def _judged(
     offers = what_ifs(given, predicted, cache)
     unjudged = _unjudged(given, offers, lengths.size)
     return found + gain_findings(given, predicted, [] if unjudged else offers, attempt, tell), unjudged
+
+
+def _each_once(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings without the cache that an engine lacks where it is said to be too large for the device."""
+    large = any(each.rule == "out_of_memory" and each.role == "rollout" for each in findings)
+    return [each for each in findings if not (large and each.rule == "kv_starvation" and each.severity == "error")]
 
 
 def _no_layout(imported: Imported, error: Exception, cache: Cache | None, known: Sequence[Finding]) -> list[Finding]:

@@ -80,7 +80,7 @@ def in_keys(imported: Imported, changes: Iterable[tuple[Ref, Value]]) -> Repair 
     """A change of the run in the framework's own keys: what an export of it would write otherwise."""
     changed = tuple(changes)
     try:
-        before, after = (_emitted(imported, run) for run in (imported.run, imported.run.having(changed)))
+        before, after = (_emitted(imported, run) for run in (imported.run, _on_its_devices(imported.run, changed)))
     except (RlperfError, ArithmeticError):  # no key says it, or a zero of the file stands where nothing divides
         return None
     settings = {key: value for key, value in after.items() if before.get(key, ABSENT) != value}
@@ -89,6 +89,16 @@ def in_keys(imported: Imported, changes: Iterable[tuple[Ref, Value]]) -> Repair 
     if repair is None or all(repair.imported.run.value(at) == imported.run.value(at) for at, _ in changed):
         return None
     return repair
+
+
+def _on_its_devices(run: Run, changed: Iterable[tuple[Ref, Value]]) -> Run:
+    """A run with changes, of other replicas as many as its devices hold: AReaL's strings state how many there are."""
+    then = run.having(changed)
+    for role in ("trainer", "rollout"):
+        was, pool = getattr(run, role), getattr(then, role)
+        if pool.replica_devices != was.replica_devices and pool.devices % pool.replica_devices == 0:
+            then = then.having([(Ref(role, "data_parallel"), pool.devices // pool.replica_devices)])
+    return then
 
 
 def _emitted(imported: Imported, run: Run) -> dict[str, Value]:

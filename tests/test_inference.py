@@ -249,11 +249,28 @@ def test_requests_hold_of_a_window_what_they_have() -> None:
 
 
 def test_a_share_of_what_is_free_is_no_share_of_the_device() -> None:
-    free = VLLM.model_copy(update={"fraction_of_free": True, "memory_fraction": 0.9})
+    free = VLLM.model_copy(update={"fraction_of": "free", "memory_fraction": 0.9})
     of_all, of_free = (engine_memory(Replica.of(QWEN, H100, engine, Layout.of())) for engine in (VLLM, free))
     taken = float(of_all.total_bytes - of_all.kv_cache_bytes)
     assert float(of_free.kv_cache_bytes) == pytest.approx(0.9 * (H100.device.usable_memory - taken))
     assert float(of_free.kv_cache_bytes) > float(of_all.kv_cache_bytes)
+
+
+def test_sglangs_share_is_of_weights_and_cache() -> None:
+    """What is free when it starts, times the share, less the weights: workspace and graphs lie beside it."""
+    replica = Replica.of(QWEN, H100, load_engine_calibration("sglang"), Layout.of(tensor_parallel=2))
+    vllm = engine_memory(Replica.of(QWEN, H100, VLLM, Layout.of(tensor_parallel=2)), memory_fraction=0.8)
+    sglang = engine_memory(replica, memory_fraction=0.8)
+    device = H100.device.usable_memory
+    static = float(sglang.weights_bytes + sglang.kv_cache_bytes)
+    assert static == pytest.approx(0.8 * (device - float(sglang.non_torch_bytes)))
+    assert float(vllm.total_bytes) == pytest.approx(0.8 * device)
+    beside = float(sglang.activation_bytes + sglang.graphs_bytes + sglang.non_torch_bytes)
+    assert float(sglang.total_bytes) == pytest.approx(static + beside)
+    assert float(sglang.unbound_bytes) == pytest.approx(beside)
+    assert float(vllm.unbound_bytes) == pytest.approx(float(vllm.graphs_bytes + vllm.non_torch_bytes))
+    alone = engine_memory(replica)  # told of no share it leaves room for the rest by itself
+    assert float(alone.total_bytes) == pytest.approx(replica.engine.memory_fraction * device)
 
 
 def test_prompts_that_wait_together_share_engine_steps() -> None:

@@ -102,6 +102,21 @@ def test_screen_and_prediction_hold_a_trainer_against_the_same_risk() -> None:
     ) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("engine", "fits"), [("vllm", True), ("sglang", False)])
+def test_a_share_of_weights_and_cache_may_leave_too_little_for_the_rest(engine: str, fits: bool) -> None:
+    """SGLang at 0.94 leaves 5 GB for 7 GB of workspace and graphs, on devices of its own, too."""
+    rollout = {"role": "rollout", "layout": {"tensor_parallel": 2}, "settings": {"memory_fraction": 0.94}}
+    apart = {"modes": "one_step_off", "limits": {"staleness": 1}, "pools": [{**rollout, "devices": 8}]}
+    stated = job("dense", engine=engine, **apart)
+    found = rlperf.predict_job(stated)
+    use = found.memory_bytes["rollout"]
+    assert sum(use.parts.values()) == pytest.approx(use.total)
+    assert (found.fits, use.total <= use.limit) == (fits, fits)
+    if not fits:
+        with pytest.raises(rlperf.InfeasibleError, match=r"memory_fraction 0\.94 .* is .* too large"):
+            rlperf.plan_job(stated)
+
+
 def test_a_pinned_layout_above_the_risk_is_predicted_and_said_not_to_fit() -> None:
     trainer = {"role": "trainer", "layout": {"data_parallel": 16, "tensor_parallel": 1, "zero_stage": 3,
                                               "activation_recompute": "none"},

@@ -23,6 +23,7 @@ class EngineMemory:
     ----------
     weights_bytes, activation_bytes, graphs_bytes, non_torch_bytes, kv_cache_bytes : on one device [bytes]
     total_bytes : all of them: what the engine takes of the device [bytes]
+    unbound_bytes : of them what no share that the engine is told bounds [bytes]
     kv_tokens : cached tokens of the whole replica [tokens]; 0 where the weights do not fit
     """
 
@@ -32,6 +33,7 @@ class EngineMemory:
     non_torch_bytes: FloatArray
     kv_cache_bytes: FloatArray
     kv_tokens: FloatArray
+    unbound_bytes: FloatArray
 
     @property
     def total_bytes(self) -> FloatArray:
@@ -100,12 +102,15 @@ def engine_memory(
     Parameters
     ----------
     replica : of a layout of any shape
-    memory_fraction : share of the device's memory that the engine may take; default: the engine's own
+    memory_fraction : share of the device's memory that the engine is told; default: the engine's own
 
     Notes
     -----
     cache = fraction x memory - weights - activations - graphs - non_torch, at least 0; where the fraction is of what is
-    free (`fraction_of_free`), fraction x (memory - weights - ...). The constants of the last three come from start-up
+    free (`fraction_of`), fraction x (memory - weights - ...); where it is of weights and cache, fraction x (memory -
+    non_torch) - weights, and activations and graphs lie beside it (SGLang 0.5.10 ``server_args.py:1154``,
+    ``model_executor/model_runner_kv_cache_mixin.py:171``; of its own accord it leaves what it thinks they take,
+    ``server_args.py:1281``, so that its own share is of the device). The constants of the last three come from start-up
     breakdowns of vLLM (see the engine's profile).
     """
     engine, device, memory = replica.engine, replica.hw.device, replica.engine.memory
@@ -119,9 +124,16 @@ def engine_memory(
     other = memory.non_torch + np.where(replica.tensor * replica.pipeline > 1.0, memory.non_torch_parallel, 0.0)
     taken = weights + activation + captured + other
     whole = device.usable_memory
-    cache = np.maximum(fraction * (whole - taken) if engine.fraction_of_free else fraction * whole - taken, 0.0)
-    per_token = np.maximum(kv_bytes_per_token(replica), 1e-9)
-    return EngineMemory(weights, activation, captured, other, cache, cache / per_token * replica.attention_data)
+    if engine.fraction_of == "free":
+        cache = fraction * (whole - taken)
+    elif engine.fraction_of == "static" and memory_fraction is not None:
+        cache = fraction * (whole - other) - weights
+    else:
+        cache = fraction * whole - taken
+    cache = np.maximum(cache, 0.0)
+    tokens = cache / np.maximum(kv_bytes_per_token(replica), 1e-9) * replica.attention_data
+    unbound = captured + other + (activation if engine.fraction_of == "static" else 0.0)
+    return EngineMemory(weights, activation, captured, other, cache, tokens, unbound)
 
 
 def max_running(replica: Replica, isl: Array, osl: Array) -> FloatArray:

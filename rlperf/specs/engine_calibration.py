@@ -175,7 +175,11 @@ class EngineCalibration(Frozen):
     )
     reserves_output: bool = Field(False, description="admits a request only when its longest output fits as well")
     memory_fraction: float = Field(0.9, gt=0, le=1)
-    fraction_of_free: bool = Field(False, description="of what weights and workspace leave, not of the whole device")
+    fraction_of: Literal["device", "free", "static"] = Field(
+        "device",
+        description="whose share memory_fraction is: of the device, all that the engine takes; of what weights and "
+        "workspace leave free, its cache; of what is free when it starts, static weights and cache",
+    )
     frees_windows: bool = Field(True, description="cache of tokens that no sliding window sees any more is freed")
     overhead: EngineOverhead
     memory: EngineMemoryFit

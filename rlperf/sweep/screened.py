@@ -51,7 +51,7 @@ def _columns(source: SplitColumns, r: IntArray, t: IntArray) -> dict[str, Any]:
     usd = split.usage(context).usd_per_s
     colocated = MODES[split.mode].shares_devices
     idle = trainer.idle_bytes[t] if colocated else np.zeros(len(t))
-    beside = rollout.asleep_bytes[r] + idle
+    beside = rollout.unbound_bytes[r] + idle
     names = np.array([name.removesuffix("_s") for name in STAGES])
     found: dict[str, Any] = {
         "status": ["ok"] * len(r),

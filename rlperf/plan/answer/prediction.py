@@ -61,7 +61,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
         usd_per_step=None if usd_per_s is None else step * usd_per_s,
         trained_tokens=trained,
         truncated_fraction=demand.truncated_fraction,
-        scorers=scorer_uses(context, evaluation),
+        scorers=scorer_uses(evaluation),
         critic=critic_use(context, evaluation),
         gains=gains(context, task, evaluation, fewer) if operators else (),
         idle_fraction=idle_fractions(evaluation),
@@ -82,7 +82,7 @@ def prediction_of(context: Context, task: TaskContext, evaluation: Evaluation, *
     )
 
 
-def scorer_uses(context: Context, evaluation: Evaluation) -> tuple[ScorerUse, ...]:
+def scorer_uses(evaluation: Evaluation) -> tuple[ScorerUse, ...]:
     """What every scorer takes of an rl_step: its work, and how long the rl_step waits for it."""
     return tuple(
         ScorerUse(
@@ -90,7 +90,7 @@ def scorer_uses(context: Context, evaluation: Evaluation) -> tuple[ScorerUse, ..
             kind=plan.kind,
             seconds=stage.makespan_s,
             waits_s=float(exposed.mean()),
-            memory_bytes=(plan.settings.memory_fraction or 0.0) * context.hardware.device.usable_memory,
+            memory_bytes=stage.awake_bytes,
         )
         for plan, stage, exposed in zip(
             evaluation.configuration.scorers, evaluation.scorers, evaluation.exposed_s, strict=True
@@ -191,7 +191,7 @@ def _engine_use(context: Context, evaluation: Evaluation | Holding, held: Traine
         "activation and graphs": float(memory.workspace_bytes[0]),
         "kv cache": float(memory.awake_bytes[0] - memory.weight_bytes[0] - memory.workspace_bytes[0]),
     }
-    beside = float(memory.asleep_bytes[0])
+    beside = float(memory.unbound_bytes[0])
     if colocated:
         parts["trainer, idle"] = float(held.idle.ravel()[0])
         beside += parts["trainer, idle"]
@@ -430,4 +430,6 @@ def _engine_knob(context: Context, use: MemoryUse) -> str:
     """What makes room beside the engine."""
     if use.parts.get("trainer, idle", 0.0) > use.total - use.allowed and "parked" not in context.keyless:
         return "park the trainer's states in host memory (parked: true), or lower memory_fraction"
+    if use.parts["weights"] > use.allowed:
+        return "raise tensor_parallel: the weights alone are more"
     return "lower memory_fraction, or raise tensor_parallel"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from rlperf.layout import Layout
 from rlperf.plan.judge.budgets import WORTH
 from rlperf.plan.judge.evaluate import Evaluation, Holding, Judge
@@ -39,14 +37,14 @@ def with_more_cache(judge: Judge, evaluation: Evaluation) -> Configuration | Non
     configuration, context = evaluation.configuration, judge.context
     if not _short(evaluation):
         return None
-    now, device = configuration.pool("rollout").settings.memory_fraction or 0.0, context.rollout_hardware.device
-    most = 1.0
-    if configuration.shares_memory:
-        idle = float(evaluation.held.idle.ravel()[0])
-        beside = float(evaluation.memory.asleep_bytes[0]) + idle
-        most = (float(awake_limits(context, np.asarray(beside))) - idle) / device.usable_memory
-    larger = [share for share in memory_fractions(context) if now < share <= most]
-    return configuration.with_rollout(memory_fraction=max(larger)) if larger else None
+    now = configuration.pool("rollout").settings.memory_fraction or 0.0
+    idle = float(evaluation.held.idle.ravel()[0]) if configuration.shares_memory else 0.0
+    for share in sorted((each for each in memory_fractions(context) if each > now), reverse=True):
+        larger = configuration.with_rollout(memory_fraction=share)
+        memory = judge.holds(evaluation.demand, larger).memory
+        if memory.awake_bytes[0] + idle <= awake_limits(context, memory.unbound_bytes + idle)[0]:
+            return larger
+    return None
 
 
 def with_parked_trainer(judge: Judge, evaluation: Evaluation) -> Configuration | None:

@@ -69,6 +69,7 @@ class RolloutColumns(RolloutStage):
     weight_share : of device memory that weights take [1]
     kv_tokens : cache of a replica [tokens]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
+    unbound_bytes : of the former what no share that the engine is told bounds
     flags : `Reject`
     guessed : where seconds are no more than the least that a simulation leaves, since nobody has simulated them yet
     """
@@ -81,6 +82,7 @@ class RolloutColumns(RolloutStage):
     weight_share: FloatArray
     kv_tokens: FloatArray
     awake_bytes: FloatArray
+    unbound_bytes: FloatArray
     asleep_bytes: FloatArray
     flags: IntArray
     costs: tuple[EngineStepCost, ...]
@@ -114,7 +116,7 @@ def awake_limits(context: Context, beside: FloatArray) -> FloatArray:
     """Most bytes of an engine and its neighbour at the job's risk [bytes]; arrays broadcast.
 
     The engine sizes its cache to the share that it is told, so that only what lies ``beside`` is uncertain: context,
-    communicators and graphs, and a colocated trainer that waits.
+    communicators and graphs (`ReplicaMemory.unbound_bytes`), and a colocated trainer that waits.
     """
     risk = context.job.limits.out_of_memory_risk / PHASES
     return context.rollout_hardware.device.usable_memory - beside * (spread_at(risk, *ENGINE_SPREAD) - 1.0)
@@ -227,6 +229,11 @@ def _slots_with_room(memory: ReplicaMemory, each: IntArray, ranks: IntArray, dem
     return np.asarray(np.minimum(each * ranks, np.maximum(room // whole * whole, whole)), dtype=np.int64)
 
 
+def _alone(context: Context, memory: ReplicaMemory) -> BoolArray:
+    """Whether an engine with a cache fits a device that nothing else is on."""
+    return np.asarray((memory.cache_bytes > 0) & (memory.awake_bytes <= awake_limits(context, memory.unbound_bytes)))
+
+
 def _stacked(rows: Layout, more: Layout) -> Layout:
     """Some flat layouts, and more behind them."""
     return Layout(
@@ -256,7 +263,7 @@ def _columns(
     memory = held_by(m)
     why = flags[keep][e] | np.where(memory.kv_tokens < least_cache(demand.request_tokens), int(Reject.KV), 0)
     writers = rows.data_parallel - settings.prefill_replicas
-    why |= np.where(memory.cache_bytes > 0, 0, int(Reject.MEMORY)) | np.where(writers > 0, 0, int(Reject.READERS))
+    why |= np.where(_alone(context, memory), 0, int(Reject.MEMORY)) | np.where(writers > 0, 0, int(Reject.READERS))
     makespan, steady, again = (np.full(len(e), np.inf) for _ in range(3))
     runs = (why & ~int(Reject.NODE | (Reject.KV | Reject.MEMORY if lenient else 0))) == 0
     alive = np.flatnonzero(runs if counted.refuses is None else runs & ~counted.refuses(shapes)[e])
@@ -286,7 +293,7 @@ def _columns(
         writers=padded(writers, 0).astype(np.int64), slots=padded(m, 0).astype(np.int64),
         pace_s=np.stack([padded(each, np.inf) for each in paces[e].T], axis=1),
         transition_s=padded(2.0 * memory.weight_bytes / device.host_bandwidth, np.inf),
-        awake_bytes=padded(memory.awake_bytes, np.inf), asleep_bytes=padded(memory.asleep_bytes, np.inf),
+        **{name: padded(getattr(memory, name), np.inf) for name in ("awake_bytes", "unbound_bytes", "asleep_bytes")},
         flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs, aparts=aparts,
         guessed=padded(guessed, 0).astype(np.bool_),

@@ -112,8 +112,8 @@ def scorer_column(
     best = int(fastest[np.lexsort((columns.max_running[fastest], columns.memory_fraction[fastest]))[0]])
     plan = _plan(there, one, columns, best, own)
     replicas, memory = serving(context, one, task, asked, plan)
-    seconds, weights = float(columns.makespan_s[best]), float(memory.weight_bytes[0])
-    stage = stage_of(context, one.scorer, demand, asked, plan, replicas, seconds, weights)
+    seconds = float(columns.makespan_s[best])
+    stage = stage_of(context, one.scorer, demand, asked, plan, replicas, seconds, memory)
     return ScorerColumn(plan, stage, float(columns.awake_bytes[best]))
 
 
@@ -148,7 +148,7 @@ def serving(
 
 def stage_of(
     context: Context, scorer: Scorer, demand: Demand, asked: Demand, plan: ScorerPlan, replicas: Replicas,
-    makespan_s: float, weight_bytes: float,
+    makespan_s: float, memory: ReplicaMemory,
 ) -> ScorerStage:  # fmt: skip
     """The stage of a scorer whose engine takes ``makespan_s`` for all sequences at hand at once."""
     hides = scorer.overlap
@@ -163,7 +163,8 @@ def stage_of(
         overlap=hides,
         makespan_s=makespan_s,
         single_s=alone,
-        transition_s=2.0 * weight_bytes / context.hardware.device.host_bandwidth,
+        transition_s=2.0 * float(memory.weight_bytes[0]) / context.hardware.device.host_bandwidth,
         ends=tuple(Ends.of(demand, scorer, number) for number in range(len(demand.tables))),
         fields=scorer.fields,
+        awake_bytes=float(memory.awake_bytes[0]),
     )

@@ -247,8 +247,7 @@ class SplitColumns:
     def _fit_together(self, r: IntArray, t: IntArray) -> BoolArray:
         """Shared or lent devices: engine awake beside the idle trainer, engine asleep beside the training one."""
         rollout, trainer, context = self.rollout, self.trainer, self.context
-        beside = rollout.asleep_bytes[r] + trainer.idle_bytes[t]
-        limits = awake_limits(context, beside)
+        limits = awake_limits(context, rollout.unbound_bytes[r] + trainer.idle_bytes[t])
         generating = rollout.awake_bytes[r] + trainer.idle_bytes[t] <= limits
         training = rollout.asleep_bytes[r] + trainer.peak_bytes[t] <= peak_limits(context, trainer.backend[t])
         return np.asarray(generating & training)
@@ -264,7 +263,7 @@ class SplitColumns:
         shared = MODES[self.split.mode].shares_devices or context.borrows
         asleep = rollout.asleep_bytes[r] if shared else np.zeros(len(r))
         idle = trainer.idle_bytes[t] if shared else np.zeros(len(t))
-        awake = rollout.awake_bytes[r] + idle - awake_limits(context, asleep + idle)
+        awake = rollout.awake_bytes[r] + idle - awake_limits(context, rollout.unbound_bytes[r] + idle)
         training = asleep + trainer.peak_bytes[t] - peak_limits(context, trainer.backend[t])
         small = (rollout.flags[r] & int(Reject.KV)) > 0
         missing = np.maximum(awake, 0.0) + np.maximum(training, 0.0) + small * context.hardware.device.usable_memory

@@ -10,10 +10,11 @@ from rlperf.cost.reject import REASONS, Reject, count_reasons
 from rlperf.layout import IntArray
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.words import layout_words
+from rlperf.plan.search.rollout_columns import awake_limits
 from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.demand import Batch, Demand
-from rlperf.units import human_seconds, human_share, human_usd
+from rlperf.units import human_bytes, human_seconds, human_share, human_usd
 
 _Limited = tuple[float, float | None, int]
 
@@ -135,12 +136,19 @@ def _ruled(source: SplitColumns) -> dict[str, str]:
 
 
 def _engine_miss(source: SplitColumns) -> tuple[float, str] | None:
-    """The engine with the largest cache, where none is left: its tokens, and words."""
+    """The engine with the largest cache, where none is left, or with the least too much beside it: tokens, words."""
     rollout, flags = source.rollout, source.rollout_flags
     short = np.flatnonzero((flags == int(Reject.KV)) | (flags == int(Reject.MEMORY)))
     if not len(short) or (flags == 0).any():
         return None
-    most = float(rollout.kv_tokens[short].max())
+    over = rollout.awake_bytes[short] - awake_limits(source.context, rollout.unbound_bytes[short])
+    beside = np.flatnonzero((rollout.kv_tokens[short] > 0) & (over > 0))
+    if len(beside) and not (flags[short] == int(Reject.KV)).any():
+        least = beside[np.argmin(over[beside])]
+        share = f"at memory_fraction {rollout.memory_fraction[short[least]]:g} with what lies beside it"
+        held = float(rollout.kv_tokens[short[least]])
+        return held, f"the leanest engine {share} is {human_bytes(over[least])} too large"
+    most = float(rollout.kv_tokens[short[over <= 0]].max(initial=0.0))
     return most, f"the roomiest engine caches {most:,.0f} tokens"
 
 

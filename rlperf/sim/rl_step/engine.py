@@ -142,12 +142,16 @@ HALF_GROWN = 2.0
 
 @dataclass(frozen=True, eq=False)
 class ReplicaMemory:
-    """Bytes per device of one replica of each column [bytes], and the tokens its cache holds; ``[columns]``."""
+    """Bytes per device of one replica of each column [bytes], and the tokens its cache holds; ``[columns]``.
+
+    ``unbound_bytes`` : of those awake what no share that the engine is told bounds: context, graphs ...
+    """
 
     weight_bytes: FloatArray
     workspace_bytes: FloatArray
     cache_bytes: FloatArray
     awake_bytes: FloatArray
+    unbound_bytes: FloatArray
     asleep_bytes: FloatArray
     kv_tokens: FloatArray
 
@@ -188,7 +192,8 @@ def replica_memory(
         weight_bytes=np.broadcast_to(weights, shape),
         workspace_bytes=np.broadcast_to(found.activation_bytes + asleep, shape),
         cache_bytes=np.broadcast_to(found.kv_cache_bytes * share, shape),
-        awake_bytes=np.broadcast_to(fraction * site.rollout_hardware.device.usable_memory, shape),
+        awake_bytes=np.broadcast_to(found.total_bytes, shape),
+        unbound_bytes=np.broadcast_to(found.unbound_bytes, shape),
         asleep_bytes=np.broadcast_to(asleep, shape),
         kv_tokens=np.broadcast_to(found.kv_tokens * share / per_token, shape),
     )

@@ -115,6 +115,7 @@ class ScorerStage:
     transition_s : weights to shared devices and away again [s]
     ends : when its sequences end, of every rl_step ``[replicates]``
     fields : numbers returned per response token, mean over all sequences [1]
+    awake_bytes : of a device that its engine takes [bytes]
     """
 
     own: bool
@@ -124,6 +125,7 @@ class ScorerStage:
     transition_s: float
     ends: tuple[Ends, ...]
     fields: float = 0.0
+    awake_bytes: float = 0.0
 
     @property
     def streams(self) -> bool:

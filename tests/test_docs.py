@@ -30,7 +30,7 @@ from rlperf.cli import main as cli
 from rlperf.cost.basis import serving_basis
 from rlperf.errors import InfeasibleError, RlperfError
 from rlperf.frameworks.audit.beside_log import Compared
-from rlperf.frameworks.audit.findings import Finding
+from rlperf.frameworks.audit.finding import Finding
 from rlperf.frameworks.audit.verdict import Verdict
 from rlperf.plan.answer.plan import (
     DefaultsComparison,

@@ -17,7 +17,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit.answer import Audit, memory_words, report
 from rlperf.frameworks.audit.audit import audit
-from rlperf.frameworks.audit.findings import Finding
+from rlperf.frameworks.audit.finding import Finding
 from rlperf.frameworks.audit.repairs import broken_rules, with_keys
 from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config, job_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlperf.errors import Problem
 from rlperf.frameworks.audit.beside_log import Compared
-from rlperf.frameworks.audit.findings import LIKELY, Finding
+from rlperf.frameworks.audit.finding import LIKELY, Finding
 from rlperf.frameworks.imports import Imported
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Phase, Plan, Prediction

@@ -17,16 +17,14 @@ from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit.answer import Audit, too_large
 from rlperf.frameworks.audit.beside_log import compared, log_findings
 from rlperf.frameworks.audit.best import best_of
+from rlperf.frameworks.audit.finding import Finding, key_of, sort
 from rlperf.frameworks.audit.findings import (
     Cache,
-    Finding,
     engine_findings,
     key_findings,
-    key_of,
     memory_findings,
     padding_findings,
     rule_findings,
-    sort,
 )
 from rlperf.frameworks.audit.offers import Predict, WhatIf, gain_findings, repaired, what_ifs
 from rlperf.frameworks.expressible import as_framework_runs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlperf.frameworks.audit.findings import Finding, key_of
+from rlperf.frameworks.audit.finding import Finding, key_of
 from rlperf.frameworks.imports import Imported
 from rlperf.frameworks.run import ref
 from rlperf.plan.answer.plan import Prediction

@@ -1,169 +1,28 @@
-"""Findings of an audit: what is wrong with a configuration, when it shows, and what a change is predicted to gain."""
+"""What an audit looks for: keys, rules, memory, the engine's settings, padding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from rlperf.frameworks.adapter import framework_facts
+from rlperf.frameworks.audit.finding import LIKELY, SURELY, Finding, Severity, key_of
 from rlperf.frameworks.audit.repairs import for_rule, in_keys
-from rlperf.frameworks.engine_arguments import newer_name, uncounted
+from rlperf.frameworks.audit.uncounted import idle_or_uncounted
+from rlperf.frameworks.engine_arguments import newer_name
 from rlperf.frameworks.export import architecture_of, said
-from rlperf.frameworks.fields import MANDATORY, Field
+from rlperf.frameworks.fields import MANDATORY
 from rlperf.frameworks.imports import Imported, other_trainers, unstated
-from rlperf.frameworks.keytable import Flat, Value
-from rlperf.frameworks.run import Ref, ref
-from rlperf.frameworks.scorer_keys import misled
+from rlperf.frameworks.run import ref
 from rlperf.plan.answer.plan import Prediction
 from rlperf.sim.rl_step.engine import FEW_LONGEST
-from rlperf.specs.releases import versions_of
-from rlperf.units import human_bytes, human_seconds, with_probability
-
-Severity = Literal["error", "warning", "hint"]
-"""error: it will fail or run out of memory; warning: it does nothing, or may fail; hint: it could be faster."""
-SURELY, LIKELY = 0.9, 0.5
-"""Probabilities of running out of memory from which an audit reports an error, and a warning."""
+from rlperf.units import human_bytes, with_probability
 
 PHASES = {"rollout": "rollout", "trainer": "training", "critic": "the critic's training"}
 """Pools by the phase in which they take memory."""
-_SGLANG = "is not passed to SGLang (sglang_rollout/async_sglang_server.py:315 of 0.9.1), as engine_kwargs.sglang is"
-IDLE: dict[str, dict[str, tuple[str, str, str]]] = {
-    "rlinf": {
-        "rollout.sampling_params.max_new_tokens": (
-            "", "vllm", "is read by SGLang's worker alone (vllm_worker.py:132 reads algorithm.sampling_params)"
-        ),
-    },
-    "slime": {
-        "log-probs-max-tokens-per-gpu": (
-            "", "", "is parsed and never used (slime/utils/arguments.py:1869): scoring takes the train microbatches"
-        ),
-    },
-    "skyrl": {
-        "generator.inference_engine.enable_chunked_prefill": ("", "", "reaches no engine (train/config/config.py)"),
-    },
-    "verl": {
-        "actor_rollout_ref.actor.router_replay.mode": (
-            "0.8-", "", "is read by nobody (0.9.0 workers/engine_workers.py:494): actor.megatron.router_replay.mode is"
-        ),
-        **{f"actor_rollout_ref.rollout.{name}": ("", "sglang", _SGLANG)
-           for name in ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")},
-        "actor_rollout_ref.actor.use_prefix_grouper": (
-            "0.8-", "", "is read by no worker since 0.8 (workers/actor/dp_actor.py:128 of 0.7.1 was the last)"
-        ),
-    },
-}  # fmt: skip
-"""Keys that a framework takes and that do nothing: in which versions, under which engine (empty: all), and why."""
-_IN_FP32 = ("fp32", 32, "32", "32-true")
-_ON_HOST = "FSDP2 then keeps parameters, gradients and optimizer in host memory and updates them there"
-_APART = "actor_rollout_ref.rollout.disaggregation"
-BESIDE: dict[str, dict[str, tuple[tuple[object, ...], str, str]]] = {
-    "verl": {
-        f"{section}.offload_policy": ((True,), "", _ON_HOST)
-        for section in ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp", "critic.model.fsdp_config")
-    }
-    | {
-        f"{_APART}.prefill_replicas": (tuple(range(2, 65)), "", "has several engines of a group read, where it is on"),
-        f"{_APART}.decode_tensor_model_parallel_size": (
-            tuple(range(1, 65)), "", "gives engines that write a tensor parallel of their own, where it is on"
-        ),
-        "actor_rollout_ref.rollout.ignore_eos": ((True,), "", "has every response run to its limit"),
-        "trainer.balance_batch": ((False,), "", "leaves ranks with unequal tokens, where they are evened out"),
-        "algorithm.adv_estimator": (("remax",), "", "has a greedy answer to every prompt generated after the samples"),
-    },
-    "trl": {
-        f"load_in_{bits}bit": ((True,), "", f"holds the frozen weights in {bits} bits, and 16 are predicted")
-        for bits in (4, 8)
-    },
-    "rlinf": {
-        "algorithm.down_sampling.do_down_sampling": ((True,), "", "trains on fewer responses than are generated"),
-        "algorithm.max_num_gen_batches": (tuple(range(2, 65)), "", "loads this many batches of prompts for a step"),
-        "actor.model.precision": (
-            _IN_FP32, "actor.fsdp_config.mixed_precision.param_dtype", "computes in fp32 where bf16 is predicted"
-        ),
-        "rollout.model.precision": (_IN_FP32, "", "generates in fp32 where bf16 is predicted"),
-    },
-}  # fmt: skip
-"""Keys that change the work in a way that is not counted: at which values, unless which key has another, and how."""
-_RANK = {"error": 0, "warning": 1, "hint": 2}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing to change.
-
-    key, where : the key of the framework, and its file and line (empty: left to the default)
-    when : when the framework itself would notice (launch, worker, run), or never
-    gain_s : predicted seconds per rl_step that the change saves, where a change can be predicted
-    settings : keys of the framework with values under which the finding goes, read back and judged; empty: none known
-    role : the pool that it is about, where it is about one
-    """
-
-    severity: Severity
-    key: str
-    message: str
-    advice: str = ""
-    when: str = ""
-    where: str = ""
-    gain_s: float | None = None
-    rule: str = ""
-    settings: Flat = field(default_factory=dict)
-    role: str = ""
-
-    def __str__(self) -> str:
-        gain = f"  [gain {human_seconds(self.gain_s)} per rl_step]" if self.gain_s else ""
-        where = f"{self.where}: " if self.where else ""
-        late = f" (noticed: {self.when})" if self.severity == "error" and self.when else ""
-        lines = [f"{self.severity.upper():7} {self.key}{gain}", f"        {where}{self.message}{late}"]
-        return "\n".join([*lines, *([f"        {self.advice}"] if self.advice else [])])
-
-    def to_dict(self) -> dict[str, Value]:
-        """The stable JSON form."""
-        return dict(vars(self))
-
-
-def sort(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, then by predicted gain."""
-    unique = {(finding.key, finding.message): finding for finding in findings}
-    return tuple(sorted(unique.values(), key=lambda f: (_RANK[f.severity], -(f.gain_s or 0.0), f.key)))
-
-
-def key_of(imported: Imported, at: Ref) -> str:
-    """The key under which this framework and version states a field; the field's own name where it has none."""
-    fields: tuple[Field, ...] = imported.adapter.fields
-    target = imported.target
-    for alias in (at, *_ALIASES.get(at, ())):
-        found = [
-            entry.key(target.table, target.version, target.backend)
-            for entry in fields
-            if entry.at == alias and not entry.read_only
-        ]
-        keys = [key for key in found if key is not None and _serves(key, imported)]
-        if keys:
-            return next((key for key in keys if key in imported.source.keys), keys[0])
-    return str(at)
-
-
-def _serves(key: str, imported: Imported) -> bool:
-    """Whether a key belongs to the engine in use (vLLM's keys do nothing under SGLang)."""
-    engine = imported.run.rollout.backend
-    other = {"vllm": ("sglang.", "policy.generation.sglang"), "sglang": ("vllm.", "policy.generation.vllm")}
-    return not key.startswith(other.get(str(engine), ("\0",))) or imported.adapter.name in ("openrlhf", "verl")
-
-
-_ALIASES = {
-    ref(name): tuple(map(ref, others.split()))
-    for name, others in (
-        ("trainer.offload", "trainer.offload_optimizer trainer.offload_all"),
-        ("trainer.parked", "trainer.parks_optimizer trainer.offload_optimizer"),
-        ("trainer.activation_recompute", "trainer.checkpointing"),
-        ("trainer.token_budget", "trainer.microbatch"),
-        ("batch.context_tokens", "rollout.engine_context"),
-    )
-}
 
 
 def key_findings(imported: Imported) -> list[Finding]:
@@ -312,34 +171,6 @@ class Cache:
         return self.tokens >= FEW_LONGEST * self.least
 
 
-def _idle_or_uncounted(imported: Imported) -> list[Finding]:
-    """Keys that do nothing, and those that change the work or the engine without being counted."""
-    run, found = imported.run, list[Finding]()
-    versions = imported.target.table.versions
-    for key, (span, engine, why) in IDLE.get(imported.adapter.name, {}).items():
-        here = imported.target.version in versions_of(span, versions) and engine in ("", run.rollout.backend)
-        value = imported.source.keys.get(key)
-        if here and value is not None and value != imported.target.default(key):
-            found.append(Finding("hint", key, why, "leave it out", "never", imported.where(key), rule="idle_key"))
-    keys = imported.source.keys
-    for key, (values, unless, why) in BESIDE.get(imported.adapter.name, {}).items():
-        if keys.get(key) in values and keys.get(unless) in (None, *values):
-            message = f"{why}, which is not counted"
-            found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
-    for key, (refused, why) in misled(imported.adapter.name, keys, run.scorers).items():
-        when = "launch" if refused else "never"
-        where = imported.where(key)
-        found.append(Finding("error" if refused else "warning", key, why, "", when, where, rule="scorers"))
-    for key, why in getattr(run.facts, "beside", ()):
-        found.append(Finding("hint", key, why, "", "never", imported.where(key), rule="uncounted"))
-    unknown = {item.key for item in imported.unknown}
-    known = {key: value for key, value in imported.carried.items() if key not in unknown}
-    for key in uncounted(known, imported.target.defaults(), run.rollout.backend):
-        message = f"changes what the engine ({run.rollout.backend}) holds or how fast it is, and is not counted"
-        found.append(Finding("hint", key, message, "", "never", imported.where(key), rule="uncounted"))
-    return found
-
-
 def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) -> list[Finding]:
     """Settings of the engine that do nothing or fight each other; no prediction needed.
 
@@ -376,7 +207,7 @@ def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) ->
         key = key_of(imported, ref("rollout.prefill_replicas"))
         message = f"{readers} engines read prompts, and of {replicas} none is left to write"
         found.append(Finding("error", key, message, "let fewer read", "launch", imported.where(key), rule="readers"))
-    found += _idle_or_uncounted(imported)
+    found += idle_or_uncounted(imported)
     found += _across_nodes(imported, max(run.devices_per_node, domain))
     chunked = run.rollout.chunked_prefill
     # SGLang takes a longer prompt alone (managers/schedule_policy.py of 0.5.23)

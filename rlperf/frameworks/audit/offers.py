@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rlperf.frameworks.audit.findings import PHASES, Cache, Finding, key_of
+from rlperf.frameworks.audit.finding import Finding, key_of
+from rlperf.frameworks.audit.findings import PHASES, Cache
 from rlperf.frameworks.audit.repairs import Repair, broken_rules, in_keys, with_keys
 from rlperf.frameworks.imports import Imported
 from rlperf.frameworks.keytable import Value

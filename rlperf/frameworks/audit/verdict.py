@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlperf.frameworks.audit.answer import Audit, pools_words, risk_of
 from rlperf.frameworks.audit.beside_log import Compared
-from rlperf.frameworks.audit.findings import LIKELY
+from rlperf.frameworks.audit.finding import LIKELY
 from rlperf.plan.answer.plan import Prediction
 from rlperf.units import human_seconds, with_probability
 

@@ -342,6 +342,16 @@ def test_a_reference_that_no_loss_reads_is_told_of(tmp_path: Path) -> None:
     assert A + "use_kl_loss" not in {each.key for each in weighted}
 
 
+def test_requests_of_groups_that_a_filter_drops_are_on_the_engines_too(tmp_path: Path) -> None:
+    """A quarter of those that slime sends beside its filter were counted, and advised at most."""
+    filtered = " --dynamic-sampling-filter-path f --over-sampling-batch-size 256 --sglang-max-running-requests 16"
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 {SLIME}{filtered}\n")
+    found = audit(import_config([script]), cluster="dgx_h100", plan=False).findings
+    [low] = [each for each in found if each.rule == "max_running_low"]
+    assert low.message.startswith(f"each engine gets {256 * 8 // 4} requests but runs 16 at once")
+
+
 def test_wider_replicas_are_fewer_where_a_string_states_their_number(tmp_path: Path) -> None:
     """AReaL's allocation kept its `d`, so that a wider engine took devices that the run has not: nothing mended it."""
     large = {"actor.path": "Qwen/Qwen2.5-72B-Instruct", "rollout.backend": "sglang:d4t1"}

@@ -16,7 +16,7 @@ from rlperf.frameworks.engine_arguments import newer_name
 from rlperf.frameworks.export import architecture_of, said
 from rlperf.frameworks.fields import MANDATORY
 from rlperf.frameworks.imports import Imported, other_trainers, unstated
-from rlperf.frameworks.run import ref
+from rlperf.frameworks.run import Run, ref
 from rlperf.plan.answer.plan import Prediction
 from rlperf.sim.rl_step.engine import FEW_LONGEST
 from rlperf.units import human_bytes, with_probability
@@ -171,6 +171,13 @@ class Cache:
         return self.tokens >= FEW_LONGEST * self.least
 
 
+def requests_of(run: Run) -> float:
+    """Requests that an engine gets at once, those of groups among them that a filter will drop."""
+    batch = run.batch
+    prompts = batch.generation_batch or max(batch.generated_prompts or 0, batch.flight)
+    return prompts * batch.group_size / (run.rollout.data_parallel or 1)
+
+
 def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) -> list[Finding]:
     """Settings of the engine that do nothing or fight each other; no prediction needed.
 
@@ -186,16 +193,14 @@ def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) ->
         found.append(Finding("error", key, message, advice, "worker", imported.where(key), rule="kv_starvation"))
     running = run.rollout.max_running
     few = cache is not None and cache.tokens >= cache.least and not cache.roomy
-    if cache is not None and few and running and cache.requests < 0.5 * running:
-        samples = run.batch.prompts * run.batch.group_size
-        if samples / (run.rollout.data_parallel or 1) > cache.requests:
-            key = key_of(imported, ref("rollout.memory_fraction"))
-            message = f"{running} requests may run at once, but the KV cache holds {cache.requests:.0f} of mean length"
-            # an engine's own bound that no key of the framework changes: what its preemptions cost is predicted
-            settable = key_of(imported, ref("rollout.max_running")) != str(ref("rollout.max_running"))
-            level: Severity = "warning" if settable else "hint"
-            advice = "expect preemption: raise it, or tensor parallel" + (", or run fewer at once" if settable else "")
-            found.append(Finding(level, key, message, advice, "never", imported.where(key), rule="kv_starvation"))
+    if cache is not None and few and running and cache.requests < min(0.5 * running, requests_of(run)):
+        key = key_of(imported, ref("rollout.memory_fraction"))
+        message = f"{running} requests may run at once, but the KV cache holds {cache.requests:.0f} of mean length"
+        # an engine's own bound that no key of the framework changes: what its preemptions cost is predicted
+        settable = key_of(imported, ref("rollout.max_running")) != str(ref("rollout.max_running"))
+        level: Severity = "warning" if settable else "hint"
+        advice = "expect preemption: raise it, or tensor parallel" + (", or run fewer at once" if settable else "")
+        found.append(Finding(level, key, message, advice, "never", imported.where(key), rule="kv_starvation"))
     if imported.adapter.name == "verl" and run.batch.context_tokens is None:
         key = key_of(imported, ref("batch.context_tokens"))
         message = "left at the model's maximum: requests may grow past prompt + response, and graphs are sized for it"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlperf.frameworks.audit.finding import Finding, key_of
-from rlperf.frameworks.audit.findings import PHASES, Cache
+from rlperf.frameworks.audit.findings import PHASES, Cache, requests_of
 from rlperf.frameworks.audit.repairs import Repair, broken_rules, in_keys, with_keys
 from rlperf.frameworks.imports import Imported
 from rlperf.frameworks.keytable import Value
@@ -74,7 +74,7 @@ def what_ifs(given: Imported, predicted: Prediction, cache: Cache | None) -> lis
     if run.in_flight is False and run.traits.runs_ahead:
         offer("run.in_flight", [True], "the engines are drained before every weight sync", "drained_sync")
     running = run.rollout.max_running
-    share = run.batch.prompts * run.batch.group_size / (run.rollout.data_parallel or 1)
+    share = requests_of(run)
     if running and share > 1.3 * running and (cache is None or cache.requests > 1.3 * running):
         most = int(min(share, cache.requests if cache else share))
         message = f"each engine gets {share:.0f} requests but runs {running} at once: rollout goes in waves"

@@ -18,6 +18,7 @@ from rlperf.plan.answer.baseline import DefaultsOf
 from rlperf.plan.answer.phases import judge_phase, phases_of
 from rlperf.plan.answer.plan import Plan, Prediction
 from rlperf.plan.answer.reading import plan_in
+from rlperf.plan.answer.run_cost import Stretch, run_totals
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, anchored, engine_named, resolve
@@ -294,7 +295,12 @@ def judge(
     phases = phases_of(plan, task)
     if phase > len(phases):
         raise SpecError(f"there is no phase {phase}{f' of {task}' if task else ''}: the plan has {len(phases)}")
-    return (plan.job, *judge_phase(ask(plan.job, folder=folder).context, phases[phase - 1]))
+    context, chosen = ask(plan.job, folder=folder).context, phases[phase - 1]
+    evaluation, found = judge_phase(context, chosen)
+    if len(plan.phases) == 1 and not chosen.groups:  # of several it is what they take one after another
+        alone = replace(Stretch.of(chosen), predicted=found)
+        found = found.model_copy(update={"run": run_totals(context, [alone])})
+    return plan.job, evaluation, found
 
 
 def size_job(

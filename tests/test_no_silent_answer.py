@@ -18,6 +18,7 @@ from rlperf.report.plan_files import plan_yaml
 from rlperf.specs.framework import facts_data
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import load_device
+from rlperf.specs.short_job import short_job
 from rlperf.techniques import gains
 
 from .small_configs import PLAIN
@@ -160,6 +161,22 @@ def test_a_task_that_shares_the_devices_is_said_to_be_alone() -> None:
     assert any(words.startswith("sharing: devices: a task by itself") for words in judge(job, task="math")[2].assumed)
     in_turns = Job.model_validate({**SEVERAL, "nodes": 2})
     assert not any(words.startswith("sharing") for words in judge(in_turns, task="math")[2].assumed)
+
+
+def test_states_on_the_host_of_an_unknown_machine_say_how_much_of_it_they_take() -> None:
+    """32B on eight RTX 5090 took 524 GB of a memory that nobody has stated: a template's, for servers."""
+    words = {"model": "Qwen2.5-3B", "gpus": 4, "gpu": "rtx_4090", "prompts": 16, "group": 4, "max_response": "2k"}
+    job = short_job(**words, framework="trl").stated()
+    free = predict_job(job)
+    [told] = [each for each in free.warnings if "host memory" in each]
+    share = re.fullmatch(r"the trainer takes ([\d.]+) GB of a node's host memory, 1.1 TB assumed: .*", told)
+    assert share is not None and float(share[1]) == pytest.approx(3.09 * 12, rel=0.02)  # float32 weights and moments
+    enough, less = (
+        predict_job({**job, "limits": {"host_memory": f"{times * float(share[1])} GB"}}) for times in (1.05, 0.95)
+    )
+    assert enough.rl_step_s == free.rl_step_s < less.rl_step_s  # of less, a layout that keeps them on the devices
+    assert not any("host memory" in each for each in (*enough.warnings, *less.warnings))
+    assert not any("host memory" in each for each in predict_job({**JOB, "cluster": "generic:h100_sxm"}).warnings)
 
 
 def test_a_size_is_of_all_tasks() -> None:

@@ -49,6 +49,14 @@ def test_predict_of_a_plan_file_gives_the_plans_own_numbers(tmp_path: Path) -> N
     jsonschema.validate(said, schema_of("predict"))
 
 
+def test_predict_of_a_plan_has_its_run(tmp_path: Path) -> None:
+    """A plan said what its 500 rl_steps take and cost, and its file, predicted, nothing of them."""
+    plan = rlperf.plan_job(written(tmp_path, run={"rl_steps": 500}, price="2 USD/h"))
+    assert plan.run is not None and rlperf.predict_job(plan).run == plan.run
+    grouped = rlperf.plan_job(written(tmp_path, horizon={"rl_steps": 4, "group": 2}, run={"rl_steps": 500}))
+    assert rlperf.predict_job(grouped).run in (None, grouped.run)  # of several phases it is the plan's to say
+
+
 @pytest.mark.parametrize(("tasks", "words"), [(["other"], "a phase is of other"), ([], "a phase is of no task")])
 @pytest.mark.parametrize("command", ["predict", "report", "export"])
 def test_a_plan_of_a_task_that_its_job_lacks_is_refused(

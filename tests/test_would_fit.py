@@ -44,6 +44,15 @@ def test_a_model_that_one_device_does_not_hold_fits_on_more_with_adapters_or_sma
         assert refused(rlperf.short_job(**{**WORDS, **less})).lacks_memory
 
 
+def test_adapters_on_more_devices_are_named_where_those_are_fewer_than_all_weights_need() -> None:
+    """14B on one RTX 4090: 8 devices were named, and that LoRA takes 2 of them was not."""
+    job = rlperf.short_job(**{**WORDS, "model": "Qwen3-14B", "max_response": "2k"}).stated()
+    error = refused(Job.model_validate(job))
+    assert error.fits[:2] == ("on 8 devices", "with LoRA on 2 devices (the trainer's settings.lora_rank: 32)")
+    assert rlperf.plan_job(Job.model_validate({**job, "pools": [LORA], "devices_per_node": 2}))
+    assert refused(Job.model_validate({**job, "pools": [LORA]})).fits[0] == "on 2 devices"
+
+
 def test_states_that_are_pinned_to_the_device_fit_on_the_host() -> None:
     job = rlperf.short_job(**{**WORDS, "gpu": "h100"}).stated()
     pinned = {"role": "trainer", "layout": {"offload": "none"}}

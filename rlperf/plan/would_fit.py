@@ -108,10 +108,14 @@ def _on_more(job: Job, fits: Fits) -> str:
 
 
 def _with_adapters(job: Job, fits: Fits) -> str:
-    """Adapters in place of all weights."""
-    if job.pool("trainer").settings.lora_rank or fits(_trainer_with(job, "settings", lora_rank=LORA_RANK)) is None:
+    """Adapters in place of all weights; on more devices, where those are fewer than all weights need."""
+    if job.pool("trainer").settings.lora_rank:
         return ""
-    return f"with LoRA (the trainer's settings.lora_rank: {LORA_RANK})"
+    adapted, words = _trainer_with(job, "settings", lora_rank=LORA_RANK), f"settings.lora_rank: {LORA_RANK}"
+    if fits(adapted) is not None:
+        return f"with LoRA (the trainer's {words})"
+    more = _on_more(adapted, fits)
+    return f"with LoRA {more} (the trainer's {words})" if more and more != _on_more(job, fits) else ""
 
 
 def _smaller(job: Job, fits: Fits) -> str:

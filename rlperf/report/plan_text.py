@@ -118,7 +118,7 @@ def runner_up_words(phase: Phase) -> str:
     of = f" of {_span(phase.groups[0])}" if phase.groups else ""
     words = f"runner-up{of} {100 * other.loss:+z.1f} % ({'; '.join(other.differs)}): {other.verdict}"
     words += f", {other.why_not}" if other.why_not else ""
-    words += f"; {phase.tied} candidates tied"
+    words += f"; {phase.tied} {'candidate' if phase.tied == 1 else 'candidates'} tied"
     return words + (f"; the simplest of them: {_first(phase.simplest)}" if phase.simplest else "")
 
 

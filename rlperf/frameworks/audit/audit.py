@@ -31,6 +31,7 @@ from rlperf.frameworks.expressible import as_framework_runs
 from rlperf.frameworks.imports import Imported, job_of
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
+from rlperf.plan.answer.host_memory import host_bytes
 from rlperf.plan.answer.plan import Prediction
 from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.judge.engine_cache import cache_shortage
@@ -303,7 +304,7 @@ def _attempt(imported: Imported, cluster: str, workload: str, folder: Path | Non
 def host_findings(imported: Imported, context: Context, evaluation: Evaluation) -> list[Finding]:
     """Host memory that parked or offloaded states take, against the node's."""
     run, cluster = imported.run, context.cluster
-    held = float(np.max(evaluation.held.host)) * min(run.trainer.devices, cluster.devices_per_node)
+    held = host_bytes(context, evaluation)
     if held <= cluster.host_memory:
         return []
     key = key_of(imported, ref("trainer.parked" if run.trainer.parked else "trainer.offload"))

@@ -13,6 +13,7 @@ from rlperf.cost.trainer.knobs import first_knob
 from rlperf.cost.trainer.memory import DEVICE_PARTS
 from rlperf.cost.trainer.update import experts_timed
 from rlperf.plan.answer.gains import fewer_at_once, fewer_running, gains
+from rlperf.plan.answer.host_memory import host_note
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
@@ -122,7 +123,8 @@ def _warnings(context: Context, task: TaskContext, evaluation: Evaluation) -> tu
     alone = evaluation.demand.batch.group_size == 1 and job.algorithm != "ppo"
     words = f"group_size 1: {job.algorithm} holds a response against its group, so there is no advantage to learn from"
     cut = _cut(task, evaluation, timed=job.horizon.group is not None)
-    return (*context.warned, *([words] if alone else []), *cut, *_odd_sizes(context, task.architecture, evaluation))
+    odd = _odd_sizes(context, task.architecture, evaluation)
+    return (*context.warned, *([words] if alone else []), *cut, *host_note(context, evaluation), *odd)
 
 
 TENSOR_CORE = 8

@@ -19,6 +19,8 @@ import yaml
 
 from rlperf.api import asked, sweep_job
 from rlperf.errors import SpecError
+from rlperf.report.sweep_figures import write_sweep_figures
+from rlperf.report.sweep_text import unlike
 from rlperf.sweep import Sweep, check_sweep, read_result, read_sweep
 from rlperf.sweep.run import run_task, tasks_of
 from rlperf.sweep.store import Store, context_digest
@@ -299,6 +301,17 @@ def test_cli_sweeps_and_says_what_failed(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert said["counts"] == {"ok": 1, "infeasible": 1} and said["best"][TP] == 1
     assert all((tmp_path / "out" / name).is_file() for name in said["files"])
+
+
+def test_pools_as_a_whole_may_vary_and_an_axis_of_one_value_makes_no_other_work(tmp_path: Path) -> None:
+    """A sweep over ``pools`` ended in a traceback, at its figures; points of one maximum were said to differ in it."""
+    adapters = [{"role": "trainer", "settings": {"lora_rank": 8}}]
+    grid = {"pools": [[], adapters], "nodes": [1, 2], "tasks.math.max_response_tokens": [1024]}
+    found = sweep_job(write(tmp_path, grid=grid), tmp_path / "out", workers=1)
+    assert found.counts == {"ok": 4} and unlike(found) is None
+    assert write_sweep_figures(found, tmp_path / "out")
+    longer = sweep_job(write(tmp_path, grid={"tasks.math.max_response_tokens": [512, 1024]}), workers=1)
+    assert (unlike(longer) or "").startswith("points differ in max response tokens")
 
 
 def test_chunks_put_together_are_the_whole(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

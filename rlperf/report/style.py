@@ -95,9 +95,9 @@ def tidy(axes: Axes, *, grid: bool = True) -> None:
 def short(path: str) -> str:
     """A dotted path for an axis of a figure.
 
-    >>> short("pools.trainer.layout.tensor_parallel"), short("tasks.math.max_response_tokens"), short("nodes")
-    ('trainer tensor parallel', 'max response tokens', 'nodes')
+    >>> short("pools.trainer.layout.tensor_parallel"), short("tasks.math.max_response_tokens"), short("pools")
+    ('trainer tensor parallel', 'max response tokens', 'pools')
     """
     parts = path.split(".")
-    role = f"{parts[1]} " if parts[0] == "pools" else ""
+    role = f"{parts[1]} " if parts[0] == "pools" and len(parts) > 2 else ""
     return role + parts[-1].replace("_", " ")

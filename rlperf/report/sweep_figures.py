@@ -103,8 +103,7 @@ def write_sweep_figures(found: SweepResult, out: Path) -> list[Path]:
 
 
 def _file(path: str) -> str:
-    parts = path.split(".")
-    return "_".join([parts[1], parts[-1]] if parts[0] == "pools" else parts[-1:])
+    return short(path).replace(" ", "_")
 
 
 def _numeric(frame: pl.DataFrame, path: str) -> bool:

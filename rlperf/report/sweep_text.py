@@ -48,7 +48,9 @@ QUESTIONS = ("prompts_per_step", "group_size", "max_response_tokens", "max_promp
 
 def unlike(found: SweepResult) -> str | None:
     """A warning where the points do not all do the same work, so that the fastest is only the smallest."""
-    varied = [short(p) for p in found.checked.varied if p.rpartition(".")[2] in QUESTIONS]
+    asking = [path for path in found.checked.varied if path.rpartition(".")[2] in QUESTIONS]
+    frame = found.having(asking).frame
+    varied = [short(path) for path in asking if frame[path].n_unique() > 1]
     asked = found.checked.base.get("objective", {}).get("minimize")
     if not varied or "ok" not in found.counts or (asked in OBJECTIVES and OBJECTIVES[asked].per_token):
         return None

@@ -53,6 +53,20 @@ def test_adapters_on_more_devices_are_named_where_those_are_fewer_than_all_weigh
     assert refused(Job.model_validate({**job, "pools": [LORA]})).fits[0] == "on 2 devices"
 
 
+def test_logits_of_long_sequences_fit_in_chunks() -> None:
+    """33,280 tokens of a vocabulary of 152,064 on one device: two were named, and not the key that keeps them small."""
+    task = {"name": "long", "workload": "math", "prompts_per_step": 8, "group_size": 8, "max_response_tokens": "32k"}
+    job: dict[str, Any] = {
+        "architecture": "Qwen2.5-7B", "cluster": "generic:rtx_a6000", "devices_per_node": 1, "framework": "nemo_rl",
+        "tasks": [{**task, "max_prompt_tokens": 512}], "pools": [LORA],
+    }  # fmt: skip
+    assert refused(Job.model_validate(job)).fits[0] == "with the trainer's settings.chunked_loss: true"
+    chunked = {**LORA, "settings": {**LORA["settings"], "chunked_loss": True}}
+    assert rlperf.plan_job(Job.model_validate({**job, "pools": [chunked]}))
+    no_key = refused(Job.model_validate({**job, "framework": "openrlhf"}))
+    assert not any("chunked_loss" in each for each in no_key.fits)
+
+
 def test_states_that_are_pinned_to_the_device_fit_on_the_host() -> None:
     job = rlperf.short_job(**{**WORDS, "gpu": "h100"}).stated()
     pinned = {"role": "trainer", "layout": {"offload": "none"}}

@@ -1,7 +1,7 @@
 """What would fit where nothing does for want of memory: the least change of each kind, every one screened.
 
-Kinds, the least first: states on the host, more devices, adapters in place of all weights, a smaller model of the
-family. Each is tried by itself on the job as it is asked.
+Kinds, the least first: logits in chunks, states on the host, more devices, adapters in place of all weights, a smaller
+model of the family. Each is tried by itself on the job as it is asked.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def what_fits(job: Job, ask: Resolve, report: Tell) -> tuple[str, ...]:
             return None
 
     found = []
-    for number, look in enumerate((_offloaded, _on_more, _with_adapters, _smaller)):
-        report(number / 4.0, "nothing fits: looking for what would")
+    kinds = _chunked, _offloaded, _on_more, _with_adapters, _smaller
+    for number, look in enumerate(kinds):
+        report(number / len(kinds), "nothing fits: looking for what would")
         if words := look(job, fits):
             found.append(words)
     return tuple(found)
@@ -77,6 +78,13 @@ def _trainer_with(job: Job, part: str, **values: Any) -> Job:
     changed = trainer.model_copy(update={part: getattr(trainer, part).model_copy(update=values)})
     others = tuple(pool for pool in job.pools if pool.role != "trainer")
     return job.model_copy(update={"pools": (*others, changed)})
+
+
+def _chunked(job: Job, fits: Fits) -> str:
+    """Logits that are never whole: of long sequences they are more than all weights."""
+    stated = job.pool("trainer").settings.chunked_loss is not None
+    found = None if stated else fits(_trainer_with(job, "settings", chunked_loss=True))
+    return "" if found is None else "with the trainer's settings.chunked_loss: true"
 
 
 def _offloaded(job: Job, fits: Fits) -> str:

@@ -24,7 +24,7 @@ from rlperf.errors import SpecError
 from rlperf.layout import Layout
 from rlperf.specs.calibration_files import calibration_names
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
-from rlperf.specs.hardware import load_hardware
+from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
 
 H100 = load_hardware("h100_sxm", "dgx_h100")
@@ -140,6 +140,22 @@ def test_norms_over_all_heads_are_summed_over_the_devices_that_share_them() -> N
         small = float(all_reduce_s(H200, 16.0 * 8.0, tensor, tensor, implementation=VLLM.all_reduce))
         assert one - two == pytest.approx(62 * small * extra, abs=1e-12)
     assert small > 3e-6
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_a_norm_inside_an_all_reduce_is_not_launched(tensor: int) -> None:
+    """Blackwell's all-reduces of vLLM have the norm behind them; Llama has as many of one as of the other."""
+    arch, layout = load_architecture("Llama-3.1-8B"), Layout.of(tensor_parallel=tensor)
+    apart = VLLM.model_copy(update={"fused_norms": ()})
+
+    def norms(engine: EngineCalibration, hw: Hardware = B200) -> float:
+        rows = token_operators(Replica.of(arch, hw, engine, layout), 16.0, 16.0)
+        return float(next(row.seconds for row in rows if row.name == "norm"))
+
+    stream, hidden = B200.calibration.stream, 16 * arch.hidden
+    spared = stream.small_fixed + 4.0 * hidden / (B200.device.memory_bandwidth * stream.small_memory)
+    assert norms(apart) - norms(VLLM) == pytest.approx(2 * arch.layers * spared if tensor > 1 else 0.0)
+    assert norms(apart, H200) == norms(VLLM, H200)
 
 
 def test_quantised_checkpoints_quantise_what_they_do() -> None:

@@ -11,9 +11,10 @@ import numpy as np
 from rlperf.cost.collectives import all_reduce_s, point_to_point_s
 from rlperf.cost.layers import Matrix, stack_of
 from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
-from rlperf.cost.roofline import Array, as_float
+from rlperf.cost.roofline import Array, as_float, small_op_s
 from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
 from rlperf.layout import FloatArray
+from rlperf.specs.hardware import capability
 
 
 def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Operator]:
@@ -27,14 +28,15 @@ def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Ope
     stack, hidden = stack_of(replica.arch), replica.arch.hidden
     whole = as_float(tokens) / replica.batches
     local = whole / replica.attention_data
-    found = [memory_operator(replica, "norm", float(stack.norms), local * hidden * 8.0)]
+    summed = _all_reduces(replica)
+    found = [_norms(replica, local, summed)]
     if replica.arch.residual_streams > 1:
         found.append(_mixing(replica, float(stack.norms), local))
     for matrix, weights, count in stack.products:
         found.append(product_operator(replica, matrix, replica.roles.of(weights, matrix.name), float(count), local))
     for half in stack.halves:
         found += half.layer.token_operators(replica, float(half.count), whole, local)
-    found.append(_all_reduce(replica, local))
+    found.append(_all_reduce(replica, local, summed))
     found += head_operators(replica, sampled)
     hop = point_to_point_s(replica.hw, local * hidden * 2.0, replica.within(replica.tensor * replica.pipeline))
     found.append(network_operator(replica, "pipeline", 1.0, hop * (replica.pipeline - 1.0), local * hidden * 2.0))
@@ -59,12 +61,31 @@ def product_operator(replica: Replica, matrix: Matrix, dtype: str, count: float,
     return gemm_operator(replica, matrix.name, count, tokens, outputs, inputs, dtype)
 
 
-def _all_reduce(replica: Replica, local: FloatArray) -> Operator:
-    """All-reduces of the hidden state behind every half of a layer."""
+def _norms(replica: Replica, local: FloatArray, summed: FloatArray) -> Operator:
+    """Norms in front of the halves of layers, each with the residual sum.
+
+    A pass reads the half before and the residual and writes both (8 bytes of 16-bit values). Where it is part of the
+    ``summed`` all-reduces, nothing is launched for it, and what these would have written for it to read stays in
+    registers: 4 bytes are left.
+    """
+    hw, hidden, norms = replica.hw, local * replica.arch.hidden, float(stack_of(replica.arch).norms)
+    merges = capability(hw.device) in replica.engine.fused_norms
+    inside = np.where(merges & (replica.attention_tensor > 1.0), np.minimum(summed, norms), 0.0)
+    seconds = (norms - inside) * small_op_s(hw, 8.0 * hidden) + inside * small_op_s(hw, 4.0 * hidden, launched=False)
+    zero, moved = np.zeros(()), (8.0 * norms - 4.0 * inside) * hidden
+    return Operator("norm", seconds, zero, moved / hw.device.memory_bandwidth, zero)
+
+
+def _all_reduces(replica: Replica) -> FloatArray:
+    """All-reduces of the hidden state behind the halves of layers [1]."""
+    return sum((half.count * half.layer.all_reduces(replica) for half in stack_of(replica.arch).halves), np.zeros(()))
+
+
+def _all_reduce(replica: Replica, local: FloatArray, number: FloatArray) -> Operator:
+    """These ``number`` all-reduces."""
     at = replica.attention_tensor
     size = local * replica.arch.hidden * 2.0
     reduced = all_reduce_s(replica.hw, size, at, replica.within(at), implementation=replica.engine.all_reduce)
-    number = sum((half.count * half.layer.all_reduces(replica) for half in stack_of(replica.arch).halves), np.zeros(()))
     return network_operator(replica, "all-reduce", 1.0, reduced * number, number * size * 2.0 * (at - 1.0) / at)
 
 

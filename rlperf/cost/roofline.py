@@ -213,8 +213,12 @@ def stream_s(hw: Hardware, n_bytes: Array) -> FloatArray:
     return as_float(n_bytes) / (hw.device.memory_bandwidth * hw.calibration.stream.stream_memory)
 
 
-def small_op_s(hw: Hardware, n_bytes: Array) -> FloatArray:
-    """Seconds of one small unfused operator (norm, rope, activation, residual): t_0 + bytes / (W e); 0 for 0 bytes."""
+def small_op_s(hw: Hardware, n_bytes: Array, *, launched: bool = True) -> FloatArray:
+    """Seconds of one small operator (norm, rope, activation, residual): t_0 + bytes / (W e); 0 for 0 bytes.
+
+    One that is not ``launched`` is part of another kernel, and has no t_0.
+    """
     moved = as_float(n_bytes)
     fit = hw.calibration.stream
-    return np.where(moved > 0, fit.small_fixed + moved / (hw.device.memory_bandwidth * fit.small_memory), 0.0)
+    fixed = fit.small_fixed if launched else 0.0
+    return np.where(moved > 0, fixed + moved / (hw.device.memory_bandwidth * fit.small_memory), 0.0)

@@ -121,6 +121,9 @@ class EngineCalibration(Frozen):
     date: str
     software: str
     all_reduce: str = Field("nccl", description="implementation of all-reduce in decode, as in the device calibration")
+    fused_norms: tuple[str, ...] = Field(
+        (), description="capabilities (generation and major number) on which all-reduces have the next norm in them"
+    )
     prefill_kernel: str | None = None
     decode_kernel: str | None = None
     moe_kernels: tuple[str, ...] = Field((), description="expert kernels, first choice first")

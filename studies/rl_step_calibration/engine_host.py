@@ -27,13 +27,16 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data")) / "measured" / "rl_step.csv"
 CALIBRATIONS = ROOT / "hwprofiles" / "calibrations"
 UNFITTED = {
+    "verl_fsdp": HOST,
+    "verl_megatron": HOST,
     "miles": HOST,
     "slime": HOST,
     "areal": HOST,
     "openrlhf": HOST,
     "trl": HOST[1:],  # its engine lives in the training process: nobody measured such a one
 }
-"""Frameworks that have the pool's terms, and which."""
+"""Files of frameworks that have the pool's terms, and which. The pool is that without a framework's own rows, which
+stay rows that nothing saw."""
 
 
 def fitted(rows: Sequence[StepRow], date: str) -> EngineHosts:
@@ -63,12 +66,12 @@ def write(hosts: EngineHosts) -> None:
             rows = f", rows: [{', '.join(term.provenance.rows)}]"
             text.append(f"    {line(name, term, term.provenance.source, rows)}")
     (CALIBRATIONS / "engine_host.yaml").write_text("\n".join(text) + "\n")
-    for framework, names in UNFITTED.items():
-        _take_over(framework, names, hosts.of_stranger(framework))
+    for file, names in UNFITTED.items():
+        _take_over(file, names, hosts.of_stranger(file.split("_")[0]))
 
 
-def _take_over(framework: str, names: Sequence[str], pool: EngineHost) -> None:
-    path = CALIBRATIONS / "frameworks" / f"{framework}.yaml"
+def _take_over(file: str, names: Sequence[str], pool: EngineHost) -> None:
+    path = CALIBRATIONS / "frameworks" / f"{file}.yaml"
     text = path.read_text()
     for name in names:
         term: Overhead = getattr(pool, name)

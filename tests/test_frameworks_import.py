@@ -212,6 +212,17 @@ def test_misspelt_and_moved_keys_are_named_with_file_and_line(tmp_path: Path) ->
     assert "0.5 to 0.6" in str(found["actor_rollout_ref.rollout.update_weights_bucket_megabytes"][1])
 
 
+def test_a_key_of_another_release_is_meant_rather_than_a_neighbour_in_its_section() -> None:
+    """actor.behav_imp_weight_cap was taken for actor.optimizer.weight_decay: they share a section, and "weight"."""
+    table = key_table("areal")
+    (there,) = {each for each in table.keys("1.0") if each == "actor.behave_imp_weight_cap"} - set(table.keys("main"))
+    said = f"did you mean {there}, which exists in 1.0?"
+    assert (table.suggestion("actor.behav_imp_weight_cap", "main"), table.suggestion("actor.zzz", "main")) == (
+        said,
+        None,
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

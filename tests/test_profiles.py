@@ -159,6 +159,7 @@ def test_generic_cluster_of_every_device(name: str) -> None:
         (lambda: load_device("zzz"), "rlperf profiles list"),
         (lambda: load_link("ib_nrd"), "did you mean ib_ndr, or the path of a profile of your own?"),
         (lambda: load_cluster("dgx_h1000"), "did you mean dgx_h100?"),
+        (lambda: load_cluster("hgx_h200"), "did you mean dgx_h200?"),  # not hgx_h20: another product
         (lambda: load_cluster("generic:h10"), "no device named 'h10'"),
         (lambda: load_cluster("dgx_h100", nodes=0), "nodes must be at least 1"),
         (lambda: load_device("./nowhere.yaml"), "no such file"),

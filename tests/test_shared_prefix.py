@@ -223,3 +223,14 @@ def test_a_microbatch_is_never_emptied() -> None:
     demand = demand_of(8000, [1] * 16, 4)
     found = cuts(Layout.of(data_parallel=[1], microbatch=16), 9000, True).closed(demand)
     assert isinstance(found, Microbatches) and found.tokens.item() > 0 and found.sum_squares.item() > 0
+
+
+@pytest.mark.parametrize("split", ["ulysses", "context_parallel"])
+def test_a_pinned_split_of_the_context_is_refused_by_its_name(split: str) -> None:
+    """It ended as "the framework refuses the combination" of every candidate."""
+    trainer = {"role": "trainer", "layout": {split: 2}, "settings": {"shared_prefix": True}}
+    with pytest.raises(SpecError, match=f"shared_prefix over {split}: .*{split}: 1, or leave shared_prefix out"):
+        resolve(Job.model_validate({
+            "architecture": "Qwen3-4B", "cluster": "dgx_h100", "pools": [trainer],
+            "tasks": [{"name": "t", "workload": "math", "prompts_per_step": 8, "max_response_tokens": 1024}],
+        }))  # fmt: skip

@@ -19,7 +19,8 @@ from rlperf.frameworks.audit.answer import report
 from rlperf.frameworks.export import write_file
 from rlperf.frameworks.expressible import modes_words
 from rlperf.frameworks.imports import describe, import_config, job_of
-from rlperf.plan.answer.prediction import _against_preemption
+from rlperf.plan.answer.plan import MemoryUse
+from rlperf.plan.answer.prediction import _against_preemption, _engine_knob
 from rlperf.plan.answer.whole import WholeStep
 from rlperf.plan.question.demand import batches
 from rlperf.plan.size_target import SizeTarget
@@ -287,3 +288,15 @@ def test_parking_is_advised_where_files_can_say_it(framework: str, parks: bool) 
     pools = [{"role": "rollout", "settings": {"memory_fraction": 0.9}}, {"role": "trainer", **trainer}]
     (line,) = [each for each in rlperf.predict_job({**job, "pools": pools}).advice if each.startswith("rollout is ")]
     assert ("(parked: true)" in line) == parks and "lower memory_fraction" in line
+
+
+@pytest.mark.parametrize(
+    ("cache", "advised"), [(20e9, "lower memory_fraction"), (5e9, "raise tensor_parallel, and lower")]
+)
+def test_wider_engines_are_advised_only_where_the_cache_is_too_small_to_give_way(cache: float, advised: str) -> None:
+    """A cache fills the engine's share: narrower weights leave it more, and the device no less full."""
+    parts = {"weights": 60e9 - cache, "kv cache": cache, "trainer, idle": 0.0}
+    use = MemoryUse(total=80e9, low=79e9, high=81e9, limit=80e9, allowed=70e9, risk=0.9, parts=parts)
+    context = ask(rlperf.short_job("Qwen3-8B", 8)).context
+    assert _engine_knob(context, use).startswith(advised)
+    assert ("tensor_parallel" in _engine_knob(context, use)) == (cache < use.total - use.allowed)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.errors import Problem, SpecError, did_you_mean, nearest
 from rlperf.specs.framework_names import FACTS
 from rlperf.specs.releases import beyond, versions_of
 
@@ -183,15 +183,26 @@ class KeyTable:
                 return f"not with backend {backend}"
             return f"exists in {lived}"
         names = self.keys(version, backend)
-        near = did_you_mean(key, [name for name in names if name[:1] == key[:1]])
         leaf = key.rpartition(".")[2]
         same_leaf = [name for name in names if name.rpartition(".")[2] == leaf]
-        return f"did you mean {same_leaf[0]}?" if len(same_leaf) == 1 and near is None else near
+        if near := _alike(key, names):
+            return f"did you mean {near}?"
+        if len(same_leaf) == 1:
+            return f"did you mean {same_leaf[0]}?"
+        other = _alike(key, dict.fromkeys(row.spec.key for row in self.rows))
+        return f"did you mean {other}, which exists in {self.lifetime(other)}?" if other else None
 
     def spans(self) -> Iterator[tuple[str, Value, str, str, str]]:
         """(key, default, first version, last version, backend) of every row, for the reference page."""
         for row in self.rows:
             yield row.spec.key, row.spec.default, self.versions[row.first], self.versions[row.last], row.backend
+
+
+def _alike(key: str, names: Iterable[str]) -> str | None:
+    """The name most like a key, of those whose own last part is like the key's: a section alone makes no two alike."""
+    leaf = key.rpartition(".")[2]
+    close = [name for name in names if name[:1] == key[:1] and nearest(leaf, (name.rpartition(".")[2],))]
+    return nearest(key, close)
 
 
 def _kind_of(default: Value) -> str:

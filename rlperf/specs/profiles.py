@@ -113,7 +113,10 @@ def find_profile(kind: str, name: str, folder: Path | str | None = None) -> Path
             return found
     noun = kind.split("/")[0].removesuffix("s") + (f" of {kind.split('/')[1]}" if "/" in kind else "")
     spelt = {key(path.stem): path.stem for path in known.values()} | {alias: alias for alias in aliases}
-    near = nearest(wanted, spelt, alike=0.7 if kind == "architectures" else 0.6)
+    alike = 0.7 if kind == "architectures" else 0.6
+    # of a cluster the number says whose nodes it has: hgx_h200 is nearer to a dgx_h200 than to an hgx_h20
+    of_it = [each for each in spelt if kind == "clusters" and re.findall(r"\d+", each) == re.findall(r"\d+", wanted)]
+    near = nearest(wanted, of_it, alike=alike) or nearest(wanted, spelt, alike=alike)
     own = {
         "architectures": "the path of its config.json",
         "devices": "the path of a profile of your own",

@@ -434,4 +434,6 @@ def _engine_knob(context: Context, use: MemoryUse) -> str:
         return "park the trainer's states in host memory (parked: true), or lower memory_fraction"
     if use.parts["weights"] > use.allowed:
         return "raise tensor_parallel: the weights alone are more"
-    return "lower memory_fraction, or raise tensor_parallel"
+    if use.parts["kv cache"] > use.total - use.allowed:  # narrower weights leave more of the share to it, not to others
+        return "lower memory_fraction"
+    return "raise tensor_parallel, and lower memory_fraction: all of the cache is less than that"

@@ -255,6 +255,11 @@ def _pool_contradictions(job: Job, pool: PoolSpec, cluster: Cluster | None, prob
     if pool.settings.optimizer == "muon" and pool.layout.offload and set(pool.layout.offload) <= {"optimizer", "both"}:
         words = "muon's products are no work for the host that the optimizer is offloaded to"
         found.append(problem(words, "offload: none, or optimizer: adam", "layout", "offload"))
+    if pool.settings.shared_prefix:
+        for name in ("context_parallel", "ulysses"):
+            if min(getattr(pool.layout, name) or (1,)) > 1:
+                words = f"shared_prefix over {name}: no rank of it knows who shares a prompt with whom"
+                found.append(problem(words, f"{name}: 1, or leave shared_prefix out", "layout", name))
     if (pool.settings.lora_jobs or 1) > 1 and not pool.settings.lora_rank:
         found.append(problem("several lora_jobs train adapters", "state lora_rank", "settings", "lora_jobs"))
     found += [problem(message, hint) for message, hint in _otherwise(job, pool)]

@@ -1,6 +1,6 @@
 """Six plain questions, planned under every framework: how far is each layout from what has been published?
 
-Run: python -m studies.panel.run [FRAMEWORK ...] (all by default; about 8 s of the processor a plan). Every plan is
+Run: python -m studies.panel.run [FRAMEWORK ...] (all by default; 1 to 2 s of the processor a plan). Every plan is
 exported, imported and audited as well. Needs the measured tables (``RLPERF_DATA``, by default ``../shared/data`` beside
 the checkout).
 """

@@ -80,7 +80,7 @@ OPEN = {
 
 
 def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
-    """The job of a row as validation asks it; or with modes, split and layout open, at its staleness or one step."""
+    """The job of a row as validation asks it; or with split, layout and modes open, its own among them."""
     ran = job_of(row, workload="math").model_copy(update={"cluster": f"generic:{cells['gpu']}"})
     if pinned:
         return ran
@@ -94,7 +94,7 @@ def _job(row: StepRow, cells: dict[str, str], pinned: bool) -> Job:
     asked = {name: value for name, value in ran.stated().items() if name != "trainer_backends"}
     opened = {
         "pools": pools,
-        "modes": ["colocated", "disaggregated", "one_step_off"],
+        "modes": list(dict.fromkeys(["colocated", "disaggregated", "one_step_off", *ran.modes])),
         "limits": {"staleness": max(row.staleness, 1)},
         "objective": {"bold": True},
     }

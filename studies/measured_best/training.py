@@ -17,7 +17,7 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer.memory import trainer_memory
 from rlperf.cost.trainer.update import training_update
 from rlperf.layout import FloatArray, Layout
-from rlperf.plan.search.candidates import Shape, divisors, powers_of_two, trainer_layouts
+from rlperf.plan.search.candidates import Shape, powers_of_two, trainer_layouts
 from rlperf.sim.rl_step.uncertainty import CALIBRATED, OWN_SHARE, log_sigma
 from rlperf.specs.calibration import Z95
 from rlperf.specs.pool import LayoutChoice, PoolSpec
@@ -110,16 +110,15 @@ def cannot_tell(sigma: float, one: float, other: float) -> bool:
 def own_seconds(row: TrainingRow) -> float:
     """Seconds of the fastest candidate that the planner enumerates for a row's architecture, devices and batch.
 
-    The candidates are the planner's own, with the knobs open in which rows differ: stages of the pipeline, microbatch,
-    shard stage (fully sharded without a pipeline). The batch must divide. They have to fit the device as in a plan:
+    The candidates are the planner's own, with the knobs open in which rows differ: microbatch and shard stage (fully
+    sharded without a pipeline). The batch must divide. They have to fit the device as in a plan:
     headroom kept, and the 95th percentile of the peak inside.
     """
     devices, length, batch = int(row.layout.devices), float(row.microbatches.max_len), _batch(row)
     backend = "megatron" if row.backend.startswith(("megatron", "nemo")) else "fsdp2"
     choice = LayoutChoice(microbatch=tuple(powers_of_two(min(batch, 64))), zero_stage=(0, 1, 2, 3))
     if backend == "megatron":
-        stages = tuple(p for p in divisors(row.architecture.layers) if devices % p == 0)
-        choice = choice.model_copy(update={"zero_stage": (0, 1, 3), "pipeline_parallel": stages})
+        choice = choice.model_copy(update={"zero_stage": (0, 1, 3)})
     shape = Shape(row.architecture, devices, row.hardware.cluster.scale_up_domain, int(length))
     layout, flags = trainer_layouts(shape, PoolSpec(role="trainer", layout=choice), load_trainer(backend).capability)
     layout = layout.flat(flags == 0)

@@ -255,10 +255,11 @@ def test_names_of_dtypes_as_frameworks_write_them() -> None:
 
 def test_a_critic_is_updated_beside_the_policy() -> None:
     grpo, ppo = (predict_step(read_row(ROW | {"algorithm": name})) for name in ("GRPO", "PPO"))
-    assert ppo.stage_s("train_s") == pytest.approx(2.0 * grpo.stage_s("train_s"))
+    # a value head in place of logits over 128,256 words, which are 7 % of the policy's FLOP and some of its bytes
+    assert 0.85 < ppo.stage_s("train_s") / grpo.stage_s("train_s") - 1.0 < 1.0
     row = grpo.row  # the critic's values are a third pass, for which the reference policy does not come in again
     swap = float(reference_swap_s(grpo.framework, row.architecture, row.trainer_layout))
-    assert ppo.stage_s("scoring_s") - swap == pytest.approx(1.5 * (grpo.stage_s("scoring_s") - swap))
+    assert 0.85 < 2.0 * (ppo.stage_s("scoring_s") - swap) / (grpo.stage_s("scoring_s") - swap) - 2.0 < 1.0
     assert read_row(ROW | {"algorithm": "DAPO"}).scoring_passes == 1
 
 

@@ -61,7 +61,7 @@ def weight_bytes(replica: Replica) -> FloatArray:
     for half in stack_of(arch).halves:
         stage = stage + half.count * half.layer.bytes_on(at, roles)
     towers = float(tower_parameters(arch)) * 2.0
-    head = 0.0 if arch.tied_embeddings else float(arch.vocab * arch.hidden)
+    head = 0.0 if arch.head_is_table else float(arch.head_outputs * arch.hidden)
     ends = (float(embedding_parameters(arch)) - head) / at + head / replica.head_tensor
     return stage / replica.pipeline + ends * dtype_of(roles.head).weight_bytes + towers
 

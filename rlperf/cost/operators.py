@@ -92,12 +92,13 @@ def _all_reduce(replica: Replica, local: FloatArray, number: FloatArray) -> Oper
 def head_operators(replica: Replica, sampled: Array) -> list[Operator]:
     """Output head and sampling of ``sampled`` rows, each sampled where its request is."""
     rows = as_float(sampled) / replica.batches
-    width = replica.arch.vocab / replica.head_tensor
+    outputs = replica.arch.head_outputs
+    width = np.maximum(outputs / replica.head_tensor, 1.0)
     seen = rows * replica.head_tensor / replica.tensor
     own = rows / replica.attention_data
     return [
         gemm_operator(replica, "head", 1.0, seen, width, replica.arch.hidden, replica.roles.head),
-        memory_operator(replica, "sampling", 1.0, own * replica.arch.vocab * 10.0),
+        memory_operator(replica, "sampling", 1.0, own * outputs * 10.0),
     ]
 
 

@@ -13,9 +13,9 @@ from rlperf.specs.architecture import Architecture
 def embedding_parameters(arch: Architecture) -> int:
     """Input embedding and other tables of tokens, and the output head where it is not tied."""
     table = arch.vocab * arch.hidden
-    head = arch.vocab * arch.head_bias
+    head = arch.head_outputs * (arch.head_bias + (0 if arch.head_is_table else arch.hidden))
     beside = arch.learned_positions * arch.hidden + arch.lookup_parameters
-    return table * (1 if arch.tied_embeddings else 2) + beside + head
+    return table + beside + head
 
 
 def norm_parameters(arch: Architecture) -> int:

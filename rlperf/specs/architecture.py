@@ -246,7 +246,9 @@ class Architecture(Frozen):
         0, ge=0, le=10**12, description="parameters of an audio tower; its seconds are left out"
     )
     prediction_layers: NonNegativeInt = Field(0, description="multi-token prediction layers; not part of the totals")
-    classifies: bool = Field(False, description="its head gives a sequence a score: a reward model, and no policy")
+    classifies: bool = Field(
+        False, description="its head gives a score and no logits: a reward model or a critic, and no policy"
+    )
     checkpoint_dtype: str = "bf16"
     published_parameters: int | None = Field(None, description="total as its publisher prints it, for checks")
     published_source: str = Field("", description="where published_parameters is printed, and what it counts")
@@ -270,6 +272,21 @@ class Architecture(Frozen):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
         return self
+
+    @property
+    def head_outputs(self) -> int:
+        """Outputs of its head: logits over the vocabulary, or one score."""
+        return 1 if self.classifies else self.vocab
+
+    @property
+    def head_is_table(self) -> bool:
+        """Whether its head is the table of tokens, which no score is read from."""
+        return self.tied_embeddings and not self.classifies
+
+    @property
+    def critic(self) -> Architecture:
+        """PPO's critic of this policy: its layers under a head of one value a token."""
+        return self.model_copy(update={"classifies": True})
 
     @property
     def stored_note(self) -> str:

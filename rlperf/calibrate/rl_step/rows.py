@@ -405,7 +405,7 @@ class StepRow(Reading):
 
     @property
     def critic(self) -> bool:
-        """Whether PPO's second network, of the policy's size, is trained on the trainer's devices."""
+        """Whether PPO's critic is trained on the trainer's devices, too."""
         return self.algorithm == "PPO"
 
     @property

@@ -13,6 +13,7 @@ from rlperf.cost.layers import stack_of
 from rlperf.cost.layers.layer import Matrix
 from rlperf.cost.roofline import cast_s, gemm_s, small_op_s, stream_s
 from rlperf.cost.streams import mixed_bytes
+from rlperf.cost.trainer.parameters import head_columns
 from rlperf.cost.trainer_device import TrainerDevice
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
@@ -113,9 +114,9 @@ def _fused(device: TrainerDevice) -> FloatArray | float:
 
 
 def head_seconds(arch: Architecture, device: TrainerDevice) -> LayerSeconds:
-    """Output projection and cross-entropy, always in 16 bits; tensor parallelism splits the vocabulary."""
+    """Output projection and loss, always in 16 bits: cross-entropy over the vocabulary, or of a critic's one value."""
     hw, work, width = device.hw, device.work, np.asarray(float(arch.hidden))
-    columns, tokens = arch.vocab / device.tensor, work.tokens * device.options.head_share
+    columns, tokens = head_columns(arch, device.tensor), work.tokens * device.options.head_share
     forward, backward = matrix_s(hw, tokens, columns, width, "bf16", frozen=device.frozen)
     timing, logits = device.trainer.timing, tokens * columns
     loss = stream_s(hw, logits * timing.cross_entropy_bytes)

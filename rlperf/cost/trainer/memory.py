@@ -21,6 +21,7 @@ from rlperf.cost.trainer.parameters import (
     OFFLOADS_ACTIVATIONS,
     OFFLOADS_OPTIMIZER,
     StageParameters,
+    head_columns,
     in_flight,
     lora_parameters,
     stage_parameters,
@@ -403,7 +404,7 @@ def _logit_bytes(
     each = space.compiled_logit_bytes if options.compiled_loss else eager
     if forward_only:
         each = 0.5 * each if space.scoring_logit_bytes is None else space.scoring_logit_bytes
-    per_token = arch.vocab / layout.tensor_parallel
+    per_token = head_columns(arch, layout.tensor_parallel.astype(np.float64))
     if not options.chunked_loss:
         return np.asarray(tokens * per_token * each)
     whole = tokens * per_token * space.whole_logit_bytes * (0.5 if forward_only else 1.0)

@@ -121,8 +121,8 @@ def stage_parameters(
     dense, routed = layer_parameters(arch, layout)
     table = float(arch.vocab) * arch.hidden
     first = table + arch.learned_positions * arch.hidden + arch.lookup_parameters + tower_parameters(arch)
-    single_tied = (layout.pipeline_parallel == 1) & arch.tied_embeddings
-    head = np.where(single_tied, 0.0, table / tp)
+    single_tied = (layout.pipeline_parallel == 1) & arch.head_is_table
+    head = np.where(single_tied, 0.0, head_columns(arch, tp) * arch.hidden)
     routed_first, routed_between, routed_last = routed_layers(arch, layout, ends)
     share = stack_of(arch).routed_share
     return StageParameters(
@@ -137,6 +137,11 @@ def stage_parameters(
         head=head,
         frozen=(arch.vision.parameters if arch.vision and frozen_tower else 0) / tp,
     )
+
+
+def head_columns(arch: Architecture, tensor: FloatArray) -> FloatArray:
+    """Outputs of the head on one device: tensor parallelism splits the vocabulary, and copies a head of one score."""
+    return np.maximum(arch.head_outputs / tensor, 1.0)
 
 
 def lora_parameters(arch: Architecture, rank: int) -> tuple[float, float]:

@@ -179,7 +179,7 @@ def memory_uses(context: Context, evaluation: Evaluation | Holding) -> dict[Role
     held, beside = evaluation.held, float(evaluation.memory.asleep_bytes[0]) if colocated else 0.0
     uses: dict[Role, MemoryUse] = {
         "rollout": _engine_use(context, evaluation, held, colocated),
-        "trainer": _trainer_use(context, trainer, held, beside, context.site.networks),
+        "trainer": _trainer_use(context, trainer, held, beside, shared=context.site.critic_shared),
     }
     if evaluation.critic_held is not None:
         uses["critic"] = _trainer_use(context, trainer, evaluation.critic_held)
@@ -207,14 +207,14 @@ def _engine_use(context: Context, evaluation: Evaluation | Holding, held: Traine
 
 
 def _trainer_use(
-    context: Context, trainer: TrainerStack, held: TrainerBytes, asleep: float = 0.0, networks: float = 1.0
+    context: Context, trainer: TrainerStack, held: TrainerBytes, asleep: float = 0.0, *, shared: bool = False
 ) -> MemoryUse:
     parts = {name: float(np.ravel(getattr(held.parts, name))[0]) for name in DEVICE_PARTS}
     if resident := float(held.reference.ravel()[0]):
         parts["reference"] = resident
     extra = float(held.peak.ravel()[0]) - sum(parts.values())
     if extra > 1.0:
-        parts["critic" if networks > 1 else "scoring pass, beyond training"] = extra
+        parts["critic" if shared else "scoring pass, beyond training"] = extra
     if asleep:
         parts["engine, asleep"] = asleep
     whole, device = sum(parts.values()), context.hardware.device.usable_memory

@@ -105,7 +105,7 @@ def trainer_shares(context: Context, task: TaskContext, evaluation: Evaluation) 
         for name, words, bound in TRAINING_PARTS
     ]
     rest = float(evaluation.trainer.training_s.mean()) - sum(seconds for _, seconds, _, _ in rows)
-    if context.site.networks > 1:
+    if context.site.critic_shared:
         rows.append(("the critic, and the framework between updates", rest, "compute", 0.0))
     else:
         rows.append(("the framework between updates", rest, "latency", 0.0))

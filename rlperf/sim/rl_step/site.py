@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlperf.sim.rl_step.demand import Batch, Demand
+from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster
 from rlperf.specs.engine_calibration import EngineCalibration
 from rlperf.specs.hardware import Hardware
@@ -95,6 +96,13 @@ class Site:
         return demand.by_turn if self.turn_samples else demand
 
     @property
-    def networks(self) -> float:
-        """Policy-sized networks held and updated here [1]: two where PPO's critic shares the trainer's devices."""
-        return 2.0 if {"trainer", "critic"} <= set(self.roles) else 1.0
+    def critic_shared(self) -> bool:
+        """Whether PPO's critic is held and updated on the trainer's devices."""
+        return {"trainer", "critic"} <= set(self.roles)
+
+    def networks(self, policy: Architecture) -> tuple[tuple[Site, Architecture], ...]:
+        """Every network that is held and updated here, and the devices as it alone has them; the policy comes first."""
+        if self.critic_shared:
+            alone = replace(self, roles=tuple(role for role in self.roles if role != "critic"))
+            return (alone, policy), (self.critic, policy.critic)
+        return ((self, policy.critic if "critic" in self.roles else policy),)

@@ -64,13 +64,12 @@ def trainer_bytes(
     )  # fmt: skip
     patches = demand.images_per_token * trained.tokens * demand.patches(architecture)
     hardware, calibration = site.hardware, stack.calibration
-    parts = trainer_memory(architecture, hardware, calibration, layout, trained, options, patches=patches)
-    copies = site.networks
+    parts, every = _updated(site, stack, architecture, layout, trained, options, patches)
     reference = _reference_bytes(site, stack, architecture, layout, settings.lora_rank)
     resident = reference * stack.framework.training.resident_reference
-    states = parts.states * copies + resident
-    kept = (parts.weights * copies + resident) * stack.framework.training.kept_weights
-    freed = parts.gradients * copies * (1.0 - copies_gradients(stack.framework, layout))
+    states = every.states + resident
+    kept = (every.weights + resident) * stack.framework.training.kept_weights
+    freed = every.gradients * (1.0 - copies_gradients(stack.framework, layout))
     waiting = park * (states - freed - kept)
     peak = parts.total + states - parts.states
     by_tokens = None
@@ -78,26 +77,44 @@ def trainer_bytes(
         by_tokens = most_scored_tokens(settings, stack.framework, demand.batch.longest_tokens) or budget
     count = settings.scoring_microbatch or layout.microbatch
     scored = full_microbatches(demand, settings, by_tokens, count, of_rank)
-    passes = stack.scoring_passes(site, demand.batch.updates_of_a_job)
+    updates = demand.batch.updates_of_a_job
+    scoring_by = [one for alone, one in site.networks(architecture) if stack.scoring_passes(alone, updates)]
     more = scored.tokens > trained.tokens
     shape = np.broadcast_shapes(trained.tokens.shape, layout.shape, park.shape)
-    if np.any(more) and (passes or copies > 1):
+    if np.any(more) and scoring_by:
         more = np.broadcast_to(more, np.broadcast_shapes(more.shape, layout.shape))
         few, apart = scored.of_rows(more), layout.flat(more)
         options = replace(options, skew=routing_skew(stack.framework, apart))
-        scored_by = trainer_memory(architecture, hardware, calibration, apart, few, options, forward_only=True)
+        scored_by = trainer_memory(scoring_by[0], hardware, calibration, apart, few, options, forward_only=True)
         scoring = np.zeros(more.shape)
         scoring[more] = scored_by.total
-        beside = np.where(park == 1, 0.0, parts.optimizer * copies)
+        beside = np.where(park == 1, 0.0, every.optimizer)
         peak = np.maximum(peak, np.where(more, scoring + resident + beside, 0.0))
     return TrainerBytes(
         peak=np.broadcast_to(peak, shape),
         idle=np.broadcast_to(np.where(park == 1, kept, states) + parts.context, shape),
-        host=np.broadcast_to(parts.host * copies + waiting + reference - resident, shape),
+        host=np.broadcast_to(every.host + waiting + reference - resident, shape),
         parked=np.broadcast_to(waiting, shape),
         parts=parts,
         reference=np.broadcast_to(resident, shape),
     )
+
+
+def _updated(
+    site: Site, stack: TrainerStack, architecture: Architecture, layout: Layout, trained: Microbatches,
+    options: UpdateOptions, patches: FloatArray,
+) -> tuple[MemoryParts, MemoryParts]:  # fmt: skip
+    """Memory of the policy's update, larger than that of a critic without logits; and with the states of both."""
+    held = [
+        trainer_memory(
+            network, site.hardware, stack.calibration, layout, trained,
+            replace(options, trained_draft=alone.trained_draft), patches=patches,
+        )
+        for alone, network in site.networks(architecture)
+    ]  # fmt: skip
+    states = ("weights", "gradients", "optimizer", "host")
+    both = {name: sum((getattr(one, name) for one in held), np.zeros(())) for name in states}
+    return held[0], held[0].with_(**both)
 
 
 DRAWN = 5.0

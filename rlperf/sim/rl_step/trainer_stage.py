@@ -6,7 +6,7 @@ optimizer update, for one (`rlperf.sim.rl_step.cuts`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -235,30 +235,38 @@ def closed_training(
 ) -> tuple[FloatArray, FloatArray, TrainingCost]:  # fmt: skip
     """Closed form: all updates and all scoring passes of an rl_step [s] ``[layouts]``, and an update's breakdown."""
     demand = site.trained(demand)
-    update, scoring = trainer_cuts(stack, demand, layout, settings, budget)
-    where = site, stack, architecture, demand, layout, settings
-    one, scored = updated(*where, update.closed(demand)), scored_once(*where, scoring.closed(demand))
-    return one.each_s * site.updates(demand.batch) * site.networks, scored.each_s * scored.passes, one.cost
+    update, scoring = (cut.closed(demand) for cut in trainer_cuts(stack, demand, layout, settings, budget))
+    networks, how = site.networks(architecture), (demand, layout, settings)
+    each = [updated(alone, stack, network, *how, update) for alone, network in networks]
+    scored = [scored_once(alone, stack, network, *how, scoring) for alone, network in networks]
+    updates_s = _sum(one.each_s for one in each) * site.updates(demand.batch)
+    return updates_s, _sum(one.each_s * one.passes for one in scored), each[0].cost
+
+
+def _sum(seconds: Iterable[FloatArray]) -> FloatArray:
+    return sum(seconds, np.zeros(()))
 
 
 def simulated_training(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
     settings: Settings, budget: int | None, known: CutLengths,
 ) -> tuple[FloatArray, UpdateWork]:  # fmt: skip
-    """Events: the updates of the real lengths of every replicate [s] ``[replicates]``, and what is behind them."""
+    """Events: the updates of the real lengths of every replicate [s] ``[replicates]``, and those of the policy."""
     demand = site.trained(demand)
     batches = known.of(trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))[0], demand)
-    one = updated(site, stack, architecture, demand, layout, settings, batches)
+    networks, how = site.networks(architecture), (demand, layout, settings, batches)
+    each = [updated(alone, stack, network, *how) for alone, network in networks]
     count, updates = len(demand.tables), demand.batch.updates
-    return one.each_s.reshape(count, updates).sum(axis=1) * site.epochs * site.networks, one
+    return _sum(one.each_s for one in each).reshape(count, updates).sum(axis=1) * site.epochs, each[0]
 
 
 def simulated_scoring(
     site: Site, stack: TrainerStack, architecture: Architecture, demand: Demand, layout: Layout,
     settings: Settings, budget: int | None, known: CutLengths,
 ) -> tuple[FloatArray, ScoringWork]:  # fmt: skip
-    """Events: the scoring passes of every replicate [s] ``[replicates]``, and what is behind them."""
+    """Events: the scoring passes of every replicate [s] ``[replicates]``, and those of the policy."""
     demand = site.trained(demand)
     scored = known.of(trainer_cuts(stack, demand, layout, settings, np.asarray([budget or 0]))[1], demand)
-    one = scored_once(site, stack, architecture, demand, layout, settings, scored)
-    return np.broadcast_to(one.each_s, (len(demand.tables),)) * one.passes, one
+    networks, how = site.networks(architecture), (demand, layout, settings, scored)
+    each = [scored_once(alone, stack, network, *how) for alone, network in networks]
+    return np.broadcast_to(_sum(one.each_s * one.passes for one in each), (len(demand.tables),)), each[0]

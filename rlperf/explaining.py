@@ -15,7 +15,7 @@ from rlperf.api import Jobs, Question, ask, given, job_of
 from rlperf.calibrate.requests.engine_trace import read_engine_traces
 from rlperf.diagnose.explain import Explanation, explain_graph
 from rlperf.diagnose.graph import PerformanceGraph
-from rlperf.diagnose.logs import graph_of_ranks, graph_of_steps, logged_steps, read_rank_timings
+from rlperf.diagnose.logs import graph_of_ranks, graph_of_steps, logged_steps, read_rank_timings, too_long
 from rlperf.diagnose.peers import Thresholds
 from rlperf.diagnose.predicted import PredictedSteps, explain_prediction
 from rlperf.diagnose.recorded import graph_of_recording, graph_of_traces
@@ -29,6 +29,7 @@ from rlperf.frameworks.logs.read import out_of_memory, read_log
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.answer.reading import plan_in
+from rlperf.specs.given import as_count, as_share
 from rlperf.specs.job import Job
 from rlperf.specs.job_document import SCRIPTS, read_job_document
 from rlperf.specs.modes import MODES, Mode
@@ -119,6 +120,7 @@ def explain(
     ------
     SpecError : files that are missing or say nothing, numbers of devices that do not fit
     """
+    floor, scale = as_share(floor, "floor"), tuple(as_count(devices, "scale") for devices in scale)
     if isinstance(source, Mapping):
         source = given(source)
     if isinstance(source, Plan):
@@ -133,13 +135,13 @@ def explain(
         read_job_document(paths[0])  # which tells what reads it
     if paths[0].suffix in (".yaml", ".yml"):
         if len(paths) > 1:
-            raise SpecError("one job or plan at a time; logs may be several, with --scale")
+            raise SpecError("one job or plan at a time; logs may be several, with scale: the devices of each")
         plan = plan_in(read_document(paths[0]))
         folder = folder_of(paths[0])
         if plan is None or scale:
             return _of_job(paths[0], folder, scale, floor, task)
         return _of_plan(plan, ask(plan.job, folder=folder), floor, task)
-    return _of_files(paths, tuple(scale), floor, token_s)
+    return _of_files(paths, scale, floor, token_s)
 
 
 def _of_plan(plan: Plan, question: Question, floor: float, task: str | None) -> Explained:
@@ -153,7 +155,7 @@ def _of_job(job: Job | Path, folder: Path | None, scale: Sequence[int], floor: f
         steps, notes = steps_of_job(*question.pair)
         return Explained(explain_prediction(steps, floor=floor, notes=notes, able=able_here(question)))
     if len(scale) < 2:
-        raise SpecError("--scale needs at least two numbers of devices")
+        raise SpecError("scale needs at least two numbers of devices")
     jobs = [scaled_job(question.job, question.context.cluster, devices) for devices in sorted(scale)]
     predicted = [steps_of_job(*ask(each, folder=folder).pair) for each in jobs]
     found = _at_scales(predicted, floor)
@@ -205,7 +207,7 @@ def _of_files(paths: list[Path], scale: tuple[int, ...], floor: float, token_s: 
         return Explained(explain_graph(recorded[0], floor=floor, notes=recorded[1]))
     tables = not scale and all(path.suffix == ".csv" for path in paths)  # wandb exports one of each metric
     if not tables and (len(scale) not in (0, len(paths)) or (len(paths) > 1 and not scale)):
-        raise SpecError(f"{len(paths)} logs need --scale with as many numbers of devices")
+        raise SpecError(f"{len(paths)} logs need scale, with as many numbers of devices")
     broke = [problem for path in paths if (problem := out_of_memory(path))]
     ended = "; ".join(map(str, broke))
     try:
@@ -274,4 +276,5 @@ def _log(paths: Sequence[Path], devices: int) -> _Logged:
         notes.append(
             f"{log.framework} times no {untimed}: what its timers leave of an rl_step is taken for it, scoring too"
         )
-    return _Logged(graph_of_steps(logged_steps(steady), devices), tuple(notes), log.framework)
+    steps = logged_steps(steady)
+    return _Logged(graph_of_steps(steps, devices), (*notes, *too_long(steps)), log.framework)

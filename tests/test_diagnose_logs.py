@@ -262,11 +262,29 @@ def test_explain_tells_a_recording_from_a_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("whole", "said"),
+    [
+        ("80.0", ""),
+        ("45.0", "the rollout is taken to run beside the others"),
+        ("38.5", "the log contradicts itself, even with the rollout beside the others"),
+    ],
+)
+def test_stages_that_exceed_the_whole_are_said(tmp_path: Path, whole: str, said: str) -> None:
+    """40 s of rollout and 39 s of the rest: after each other, beside each other, or neither."""
+    log = tmp_path / "run.log"
+    log.write_text("".join(VERL.format(n=n).replace("step:80.0", f"step:{whole}") for n in (1, 2, 3)))
+    notes = [note for note in rlperf.explain(log).causes.notes if "add up to more" in note]
+    assert len(notes) == bool(said)
+    for note in notes:
+        assert f"rollout 40 s and others 39 s, in all {float(whole):g} s): {said}" in note
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["missing.log"], "no such file"),
         (["a.jsonl", "--scale", "64,x"], "whole numbers"),
-        (["a.jsonl", "a.jsonl"], "--scale"),
+        (["a.jsonl", "a.jsonl"], "2 logs need scale, with as many numbers of devices"),
         (["a.jsonl", "--figure", "why.gif"], "svg or .png"),
     ],
 )

@@ -428,6 +428,10 @@ WORDS: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8}
         (lambda: rlperf.sweep_job(3), "sweep: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.audit_config(3), "file: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.explain(3), "file: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.explain(JOB, floor="a"), "floor: a number from 0 to 1"),  # type: ignore[arg-type]
+        (lambda: rlperf.explain(JOB, floor=2.0), "floor: a number from 0 to 1"),
+        (lambda: rlperf.explain(JOB, scale=(8,)), "scale needs at least two numbers of devices"),
+        (lambda: rlperf.explain(JOB, scale=("8", 16)), "scale: a whole number"),  # type: ignore[arg-type]
         (lambda: rlperf.export_plan(3, "out"), "plan: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.calibrate_logs("run.log", 3), "job: a path"),  # type: ignore[arg-type]
         (

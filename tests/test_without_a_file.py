@@ -12,6 +12,8 @@ import pytest
 import rlperf
 from rlperf.api import job_of
 from rlperf.cli import main
+from rlperf.cli.init import _devices
+from rlperf.errors import SpecError
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
 from rlperf.specs.reader import parse_document, validate
@@ -160,6 +162,15 @@ def test_init_asks_again_where_an_answer_is_wrong_and_refuses_a_wrong_option_at_
         assert code == 2 and wrong[1] in err
     code, out, _ = ask(capsys, monkeypatch, "init", "--help")
     assert code == 0 and "JOB" not in out
+
+
+@pytest.mark.parametrize("answer", ["4 rtx4090", "4 x rtx4090", "4x rtx4090", "4xrtx4090", " 4  rtx4090 "])
+def test_init_takes_devices_as_people_write_them(answer: str) -> None:
+    assert _devices(answer) == (4, "rtx4090")
+    assert _devices("16") == (16, None)
+    for wrong in ("four rtx4090", "4x", "4 x rtx4090 more", "x rtx4090"):
+        with pytest.raises(SpecError, match="write it as 32 h100"):
+            _devices(wrong)
 
 
 def test_a_file_that_is_there_is_told_by_what_is_wrong_with_it(

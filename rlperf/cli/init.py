@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,14 +108,15 @@ def _framework(name: str) -> str:
 
 
 def _devices(text: str) -> tuple[int, str | None]:
-    """``32 h100``, ``32 x h100`` or ``32``."""
-    words = text.replace(" x ", " ").split()
-    if len(words) not in (1, 2) or not words[0].isdigit():
+    """``32 h100``, ``32 x h100``, ``32x h100``, ``32xh100`` or ``32``."""
+    answer = re.fullmatch(r"(\d+)(?:(?:\s*x\s+|\s+|x)(\S+))?", text.strip())
+    if answer is None:
         raise SpecError(f"{text!r} is not a number of devices: write it as 32 h100")
     from rlperf.specs.short_job import cluster_of
 
-    cluster_of(words[1] if words[1:] else "h100", int(words[0]))
-    return int(words[0]), words[1] if words[1:] else None
+    gpus, gpu = int(answer[1]), answer[2]
+    cluster_of(gpu or "h100", gpus)
+    return gpus, gpu
 
 
 def _batch(text: str) -> tuple[int, int | None]:

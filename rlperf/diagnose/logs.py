@@ -19,7 +19,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.layout import IntArray
 from rlperf.specs.reader import parse_json, read_text, reading
 from rlperf.specs.step_log import STAGES, StepLog
-from rlperf.units import MOST, MOST_COUNT
+from rlperf.units import MOST, MOST_COUNT, human_seconds
 
 ORDER = (g.CONTROLLER, g.ROLLOUT, g.TAIL, g.REWARD, g.DATA_MOVEMENT, g.OFFLOAD, g.SCORING, g.TRAINING, g.FORWARD,
          g.RECOMPUTE, g.BACKWARD, g.COMMUNICATION, g.BUBBLE, g.OPTIMIZER, g.OTHER, g.WEIGHT_SYNC)  # fmt: skip
@@ -131,8 +131,7 @@ def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.Performa
         items.sort(key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER))
         total = sum(seconds for _, seconds in items)
         if 0.0 < step.rl_step_s * (1.0 + OVERLAP) < total:
-            beside = [item for item in items if item[0] in g.IN_ROLLOUT]
-            own = [item for item in items if item[0] not in g.IN_ROLLOUT]
+            beside, own = _beside(items)
             first, first_s = _chain(build, beside, now, last, step.rl_step)
             second, second_s = _chain(build, own, now, last, step.rl_step)
             ends = [index for index in (first, second) if index is not None]
@@ -145,6 +144,34 @@ def graph_of_steps(steps: Sequence[StepSeconds], devices: int = 0) -> g.Performa
         last, now = _chain(build, [item for item in rest if item[1] > 0], now, last, step.rl_step)
     return build.freeze()
 
+
+def _beside(items: Iterable[tuple[int, float]]) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+    """Stages of the rollout, and the others."""
+    found = list(items)
+    return [each for each in found if each[0] in g.IN_ROLLOUT], [each for each in found if each[0] not in g.IN_ROLLOUT]
+
+
+def too_long(steps: Sequence[LoggedStep]) -> list[str]:
+    """What is said of rl_steps whose stages add up to more than they state for the whole, the worst one named."""
+    over, against = list[tuple[LoggedStep, float, float]](), list[tuple[LoggedStep, float, float]]()
+    for step in steps:
+        rollout, rest = (sum(seconds for _, seconds in part) for part in _beside(step.seconds.items()))
+        if 0.0 < (most := step.rl_step_s * (1.0 + OVERLAP)) < rollout + rest:
+            (against if most < max(rollout, rest) else over).append((step, rollout, rest))
+    said = []
+    for found, verdict in ((over, _BESIDE), (against, _AGAINST)):
+        if found:
+            step, rollout, rest = max(found, key=lambda each: (each[1] + each[2]) / each[0].rl_step_s)
+            said.append(
+                f"in {len(found)} of {len(steps)} rl_steps the stages add up to more than the whole (rl_step "
+                f"{step.rl_step}: rollout {human_seconds(rollout)} and others {human_seconds(rest)}, in all "
+                f"{human_seconds(step.rl_step_s)}): {verdict}"
+            )
+    return said
+
+
+_BESIDE = "the rollout is taken to run beside the others; in a synchronous run the log contradicts itself"
+_AGAINST = "the log contradicts itself, even with the rollout beside the others; the stages are believed, not the whole"
 
 OVERLAP = 0.02
 """Stages that add up to this much more than the rl_step must overlap."""

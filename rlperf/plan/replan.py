@@ -86,7 +86,7 @@ def _check(context: Context, at_step: int) -> None:
         hint = "replan each by itself, with its own log, or plan them in one batch (sharing: mixed)"
         raise SpecError(Problem(wrong, suggestion=hint))
     if horizon.switch is None:
-        hint = "--switch '10 min', or horizon.switch in the job"
+        hint = "switch: 10 min, beside at_step or as horizon.switch in the job"
         raise SpecError(Problem("what a switch costs is not stated", suggestion=hint))
     if not 0 < at_step < horizon.rl_steps:
         raise SpecError(f"rl_step {at_step} is not inside the job's horizon of {horizon.rl_steps} rl_steps")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import index
 from pathlib import Path
-from typing import SupportsIndex, cast
+from typing import SupportsFloat, SupportsIndex, cast
 
 from rlperf.errors import Problem, SpecError
 
@@ -21,6 +21,18 @@ def as_path(given: object, what: str, hint: str | None = None) -> Path:
     short = len(said := repr(given)) <= 40 and "\n" not in said
     said = said if short else f"a {type(given).__name__}"  # a job prints as a page
     raise SpecError(Problem(f"{what}: a path, or an object of rlperf, is due (given: {said})", suggestion=hint))
+
+
+def as_share(given: object, what: str) -> float:
+    """The share that a caller from Python gave for ``what``; a `SpecError` where it is no number from 0 to 1.
+
+    >>> as_share("a", "floor")
+    Traceback (most recent call last):
+    rlperf.errors.SpecError: floor: a number from 0 to 1 is due (given: 'a')
+    """
+    if isinstance(given, bool) or not isinstance(given, SupportsFloat) or not 0.0 <= float(given) <= 1.0:
+        raise SpecError(f"{what}: a number from 0 to 1 is due (given: {given!r})"[:200])
+    return float(given)
 
 
 def as_count(given: object, what: str, least: int = 1) -> int:

@@ -281,3 +281,30 @@ def test_frameworks_without_a_key_refuse_it_by_name(framework: str) -> None:
 
     with pytest.raises(SpecError, match=r"no key for rollout\.prefill_replicas"):
         rlperf.plan_job(job_of([1], framework=framework))
+
+
+def test_an_audit_of_turns_that_run_ahead_is_of_engines_that_read_their_own_prompts(tmp_path: Path) -> None:
+    """Neither memory nor time was predicted, as nothing tells what engines gain there that read for others."""
+    from rlperf.files import audit_config
+    from rlperf.frameworks.audit.verdict import lines_of, verdict_of
+
+    said = "actor_rollout_ref.rollout.disaggregation.enabled=True "
+    keys = (
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-4B algorithm.adv_estimator=grpo "
+        "data.train_batch_size=32 actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.rollout.n=4 "
+        "trainer.v1.separate_async.parameter_sync_step=2 actor_rollout_ref.actor.use_dynamic_bsz=True "
+        "actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.checkpoint_engine.backend=nccl "
+        "actor_rollout_ref.rollout.multi_turn.enable=True actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4 "
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1 trainer.v1.trainer_mode=separate_async "
+        "trainer.nnodes=1 trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.nnodes=1 "
+        "actor_rollout_ref.rollout.n_gpus_per_node=8 actor_rollout_ref.rollout.disaggregation.decode_replicas=3 "
+    )
+    found = []
+    for name, text in (("apart.sh", keys + said), ("own.sh", keys)):
+        (tmp_path / name).write_text(text)
+        found.append(audit_config(tmp_path / name, cluster="dgx_h100", plan=False))
+    apart, own = found
+    assert apart.predicted is not None and own.predicted is not None and not own.cautions
+    assert apart.predicted.rl_step_s == own.predicted.rl_step_s
+    verdict = verdict_of(apart)
+    assert verdict is not None and any("as if every engine read its own prompts" in line for line in lines_of(verdict))

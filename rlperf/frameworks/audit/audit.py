@@ -80,7 +80,7 @@ def audit(
     report : called with the share done and a text
     """
     tell = report or quiet
-    given, imported = imported, with_budget(imported)
+    given, imported = imported, predictable(imported)
     broken, notes = _rules(given)
     findings = key_findings(given) + broken
     unpredicted = Audit(imported, None, sort([*findings, *engine_findings(given, None)]), None)
@@ -113,10 +113,11 @@ def audit(
         files, rest = imported.source.files, within(tell, 0.5, 0.5, "the best: ")
         holds = then if too_large(findings) or short else predicted  # what does not fit has no speed to miss
         # settings that a plan does not choose (a chunked loss) are those under which it fits
-        fits = job if mended is None else _as_run(with_budget(mended[0]), job.cluster, job.tasks[0].workload, folder)
+        fits = job if mended is None else _as_run(predictable(mended[0]), job.cluster, job.tasks[0].workload, folder)
         best, note = best_of(fits, facts, holds.rl_step_s if holds else np.inf, files, folder, rest)
         notes += [note] if note else []
-    found = Audit(imported, job, sort(findings), predicted, best, tuple(notes), unjudged=unjudged, shortage=short)
+    found = Audit(imported, job, sort(findings), predicted, best, tuple(notes), unjudged=unjudged, shortage=short,
+                  cautions=_otherwise(given, imported))  # fmt: skip
     return found if log is None else _beside_log(found, given, evaluation, log, job.tasks[0].workload)
 
 
@@ -130,7 +131,7 @@ def _beside_log(found: Audit, given: Imported, evaluation: Evaluation | None, lo
     if evaluation is None:
         return replace(found, measured=against)
     unlike, told = _other_lengths(evaluation, log, workload), _told(evaluation, log)
-    cautions = tuple(each for each in (unlike, told) if each)
+    cautions = tuple(each for each in (*found.cautions, unlike, told) if each)
     return replace(found, measured=against, cautions=cautions, unlike=bool(unlike))
 
 
@@ -221,6 +222,23 @@ def _rules(imported: Imported) -> tuple[list[Finding], list[str]]:
         return [], [f"rules not checked: {error}"]
 
 
+def predictable(imported: Imported) -> Imported:
+    """The configuration as the nearest that is predicted: with a token budget, and no engine that reads for others
+    where nothing tells what that is worth (`rlperf.plan.question.contradictions.untold`): what it holds is the same."""
+    run = imported.run
+    if run.rollout.prefill_replicas and run.batch.turns > 1 and run.traits.runs_ahead:
+        imported = replace(imported, run=replace(run, rollout=run.rollout.having(prefill_replicas=None)))
+    return with_budget(imported)
+
+
+def _otherwise(given: Imported, imported: Imported) -> tuple[str, ...]:
+    """That engines are predicted without those that read for others, where they are."""
+    if imported.run.rollout.prefill_replicas == given.run.rollout.prefill_replicas:
+        return ()
+    gains = f"of turns that run ahead ({given.run.mode}) nothing tells what engines gain that read for others"
+    return (f"predicted as if every engine read its own prompts: {gains}",)
+
+
 def with_budget(imported: Imported) -> Imported:
     """Padded microbatches of a fixed size as the token budget that their longest sequences take."""
     run = imported.run
@@ -296,7 +314,7 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
 def _attempt(imported: Imported, cluster: str, workload: str, folder: Path | None) -> Prediction | None:
     """The prediction of a configuration; None where it cannot be laid out."""
     try:
-        return _predict(resolve(_as_run(with_budget(imported), cluster, workload, folder), folder=folder))[0]
+        return _predict(resolve(_as_run(predictable(imported), cluster, workload, folder), folder=folder))[0]
     except (RlperfError, ValueError, ZeroDivisionError):
         return None
 

@@ -15,7 +15,7 @@ from rlperf.frameworks.expressible import as_framework_runs, displaced, native_b
 from rlperf.frameworks.registry import adapter_of, split_name
 from rlperf.plan import planner, predict
 from rlperf.plan.answer.baseline import DefaultsOf
-from rlperf.plan.answer.phases import judge_phase, phases_of
+from rlperf.plan.answer.phases import judge_phase, phase_words, phases_of
 from rlperf.plan.answer.plan import Plan, Prediction
 from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.answer.run_cost import Stretch, run_totals
@@ -300,6 +300,9 @@ def judge(
     if len(plan.phases) == 1 and not chosen.groups:  # of several it is what they take one after another
         alone = replace(Stretch.of(chosen), predicted=found)
         found = found.model_copy(update={"run": run_totals(context, [alone])})
+    if len(plan.phases) > 1:
+        meant = f"phase {1 + plan.phases.index(chosen)} of {len(plan.phases)} is meant, {phase_words(chosen)}"
+        found = found.model_copy(update={"assumed": (f"{meant} (phase or task name another)", *found.assumed)})
     return plan.job, evaluation, found
 
 

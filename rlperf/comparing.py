@@ -184,7 +184,9 @@ def _configuration(path: Path, other: _Asked | None, cluster: str | None, worklo
     beside = {"cluster": job.cluster if job else None, "workload": lengths if isinstance(lengths, str) else None}
     named = {name: value for name, value in beside.items() if value and not Path(value).suffix and "/" not in value}
     imported = import_config([path])
-    whose = dict.fromkeys(named, ", as of the other")
+    several = ", ".join(each.name for each in job.tasks) if job and lengths is None else ""
+    whose = {"workload": f", where the other's are of {several}"} if several else {}  # no header says their shares
+    whose |= dict.fromkeys(named, ", as of the other")
     for name, planned in (("cluster", planned_cluster(imported)), ("workload", planned_workload(imported))):
         if planned:
             named[name], whose[name] = planned, ", as its header says"

@@ -123,6 +123,8 @@ def test_a_plan_of_several_tasks_is_simulated_by_phase_or_by_task(
         seconds.append(json.loads(out)["makespan_s"])
     math, code = (judge(tmp_path / "plan.yaml", task=task)[1].rollouts[0].makespan_s for task in ("math", "code"))
     assert seconds[0] == seconds[1] == pytest.approx(code) and code > 1.5 * math
+    meant = judge(tmp_path / "plan.yaml")[2].assumed[0]  # a plan's first phase was predicted without a word
+    assert meant == "phase 1 of 2 is meant, math, rl_steps 0 to 0 (phase or task name another)"
     assert "no phase 2 of code" in call(capsys, monkeypatch, "simulate", "plan.yaml", "--task=code", "--phase=2")[2]
 
 

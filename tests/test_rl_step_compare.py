@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rlperf.api import ask
@@ -21,6 +22,7 @@ from rlperf.frameworks.registry import adapter_of
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import compare_jobs, job_of_plan
 from rlperf.sim.rl_step.uncertainty import drafted_sigma
+from rlperf.specs.job import Job
 from rlperf.workload import LengthTable
 from rlperf.workload.bootstrap import bootstrap
 from tests.framework_samples import sample_run
@@ -153,6 +155,11 @@ def test_a_configuration_is_compared_on_the_other_sides_cluster(tmp_path: Path) 
     alone = _configuration(config, None, None, None)
     assert alone.question.context.job.cluster == "dgx_h100"
     assert alone.taken == ("cluster dgx_h100", "workload math")
+    one = Job.model_validate(yaml.safe_load(job.read_text()))
+    two = one.tasks[0].model_copy(update={"name": "code"})
+    both = _job(one.model_copy(update={"sharing": "mixed", "tasks": (one.tasks[0], two)}), None)
+    mixed = _configuration(config, both, None, None)  # whose lengths no one name says
+    assert mixed.taken[1] == f"workload math, where the other's are of {one.tasks[0].name}, code"
 
 
 def test_the_header_of_an_exported_plan_names_its_cluster(tmp_path: Path) -> None:

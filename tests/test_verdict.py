@@ -92,3 +92,31 @@ def test_the_command_answers_first(script: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert shown.output.splitlines()[0].startswith("not judged: ")
     assert "assumed: workload math" in shown.output
+
+
+def test_what_will_fail_is_why_there_is_no_verdict(tmp_path: Path) -> None:
+    """It said that the pinned layout cannot be laid out, where the audit knew which key it was and what mends it."""
+    (tmp_path / "run.sh").write_text(
+        "python3 train.py --actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint Qwen3-30B-A3B "
+        "--rollout-batch-size 64 --n-samples-per-prompt 8 --global-batch-size 512 --rollout-max-response-len 8192 "
+        "--tensor-model-parallel-size 4 --expert-model-parallel-size 8 --rollout-num-gpus-per-engine 4\n"
+    )
+    asked = ["verdict", str(tmp_path / "run.sh"), "--framework", "slime", "--cluster", "dgx_h100", "--no-plan"]
+    for form in ([], ["--json"]):
+        said = CliRunner().invoke(app, [*asked, *form])
+        assert said.exit_code == 1
+        assert "expert-model-parallel-size: 16 trainer GPUs are no multiple of expert TP x EP x PP (set" in said.output
+
+
+def test_the_planners_best_is_named_where_it_gains_more_than_a_change_does(script: Path) -> None:
+    """Of a configuration that lacked a token budget alone, the budget and a plan with it were two changes to make."""
+    found = audit_config(script, cluster="dgx_h100")
+    assert found.predicted is not None and found.best is not None
+    due = found.predicted.rl_step_s
+    gain = due - found.best.phases[0].predicted.rl_step_s
+    assert gain > 0.03 * due
+    offer = next(each for each in found.findings if each.gain_s)
+    for gained, named in ((gain - 0.02 * due, True), (gain, False)):
+        verdict = verdict_of(replace(found, findings=(replace(offer, gain_s=gained),)))
+        assert verdict is not None
+        assert any(change.key == "the planner's layouts" for change in verdict.changes) is named

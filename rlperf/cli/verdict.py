@@ -39,7 +39,7 @@ def verdict(
     Example: rlperf verdict run_grpo.yaml --log console.log --cluster dgx_h100
     """
     from rlperf.files import audit_config
-    from rlperf.frameworks.audit.verdict import lines_of, verdict_of
+    from rlperf.frameworks.audit.verdict import lines_of, reasons, verdict_of
 
     with progress("judging") as bar:
         found = audit_config(
@@ -49,9 +49,9 @@ def verdict(
     said = verdict_of(found)
     if as_json:
         plain = None if said is None else {**asdict(said), "normal": said.normal, "line": said.line}
-        print_json({"verdict": plain, "notes": list(found.notes)})
+        print_json({"verdict": plain, "notes": list(found.notes) if said else reasons(found)})
     else:
-        lines = ["no verdict: time could not be predicted", *found.notes] if said is None else lines_of(said)
+        lines = ["no verdict: time could not be predicted", *reasons(found)] if said is None else lines_of(said)
         for line in (*lines, *assumed_lines(found.imported, cluster, workload or rollouts)):
             console().print(line, soft_wrap=True, markup=False)
     if said is None or not said.normal:

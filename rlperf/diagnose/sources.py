@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlperf.diagnose.predicted import PredictedSteps
 from rlperf.errors import Problem, SpecError
-from rlperf.plan.answer.phases import evaluate_phase, phases_of
+from rlperf.plan.answer.phases import evaluate_phase, phase_words, phases_of
 from rlperf.plan.answer.plan import Phase, Plan
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import execution_in, step_view
@@ -70,8 +70,7 @@ def _bound(evaluation: Evaluation) -> tuple[str, ...]:
 def _phase_note(plan: Plan, phase: Phase) -> tuple[str, ...]:
     if len(plan.phases) == 1:
         return ()
-    return (f"the phase that takes the most time: {', '.join(phase.tasks)}, rl_steps {phase.rl_steps[0]} to "
-            f"{phase.rl_steps[1]}",)  # fmt: skip
+    return (f"the phase that takes the most time: {phase_words(phase)}",)
 
 
 def scaled_job(job: Job, cluster: Cluster, devices: int) -> Job:

@@ -89,7 +89,8 @@ def _check(context: Context, at_step: int) -> None:
         hint = "switch: 10 min, beside at_step or as horizon.switch in the job"
         raise SpecError(Problem("what a switch costs is not stated", suggestion=hint))
     if not 0 < at_step < horizon.rl_steps:
-        raise SpecError(f"rl_step {at_step} is not inside the job's horizon of {horizon.rl_steps} rl_steps")
+        said = f"rl_step {at_step} is not inside the job's horizon of {horizon.rl_steps} rl_steps"
+        raise SpecError(Problem(said, suggestion="horizon: {rl_steps: ...} of the job says how many the run has"))
 
 
 def _factors(

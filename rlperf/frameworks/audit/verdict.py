@@ -154,14 +154,22 @@ def _memory(said: Prediction) -> str:
 
 
 def _changes(found: Audit, step_s: float) -> tuple[Improvement, ...]:
-    """Offers that were predicted, and the planner's best as a whole; largest gain first."""
+    """Offers that were predicted, and the planner's best where it gains more than each; largest gain first."""
     offers = [Improvement(each.key, each.advice or each.message, each.gain_s) for each in found.findings if each.gain_s]
     if found.best is not None:
         phase = found.best.phases[0]
         advice = f"{phase.mode}: {pools_words(phase)} (`rlperf plan`, `rlperf export`)"
-        offers.append(Improvement("the planner's layouts", advice, step_s - phase.predicted.rl_step_s))
+        gain_s = step_s - phase.predicted.rl_step_s
+        if gain_s > LEAST * step_s + max((each.gain_s for each in offers), default=0.0):  # else it is that offer, again
+            offers.append(Improvement("the planner's layouts", advice, gain_s))
     worth = [each for each in offers if each.gain_s > LEAST * step_s]
     return tuple(sorted(worth, key=lambda each: -each.gain_s)[:CHANGES])
+
+
+def reasons(found: Audit) -> list[str]:
+    """Why nothing could be predicted: keys that will fail, with what mends them, and the audit's notes."""
+    wrong = (each for each in found.findings if each.severity == "error")
+    return [*(f"{each.key}: {each.message}" + f" ({each.advice})" * bool(each.advice) for each in wrong), *found.notes]
 
 
 def lines_of(verdict: Verdict) -> Sequence[str]:

@@ -258,6 +258,11 @@ def phases_of(plan: Plan, task: str | None) -> tuple[Phase, ...]:
     return tuple(each for each in plan.phases if named is None or named in each.tasks)
 
 
+def phase_words(phase: Phase) -> str:
+    """Which phase it is: its tasks and rl_steps."""
+    return f"{', '.join(phase.tasks)}, rl_steps {phase.rl_steps[0]} to {phase.rl_steps[1]}"
+
+
 def judge_phase(context: Context, phase: Phase) -> tuple[Evaluation, Prediction]:
     """A phase of a plan judged again: what the plan says of it, with the evaluation of its first rl_steps.
 

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from rlperf.cost.batching import Microbatches
+from rlperf.cost.engine_memory import weight_bytes
+from rlperf.cost.operators import head_operators
 from rlperf.cost.parameters import parameters
+from rlperf.cost.replica import Replica, total
 from rlperf.cost.trainer.layers import head_seconds
 from rlperf.cost.trainer.memory import trainer_memory
 from rlperf.cost.trainer.scoring import scoring_pass
 from rlperf.cost.trainer.update import training_update
 from rlperf.cost.trainer_device import TrainerDevice, work_of
 from rlperf.layout import RECOMPUTE, Layout
+from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.trainer_calibration import load_trainer
@@ -78,3 +82,15 @@ def test_a_critic_is_never_dearer_than_its_policy(model: str, backend: str) -> N
             )
             # where the policy's head is its table, the vector of the critic's is one more
             assert np.all(critic <= policy + 32.0 * arch.hidden)
+
+
+def test_a_reward_model_on_an_engine_has_one_output_too() -> None:
+    """Of Qwen2.5-7B 152,064 words less 1, of 3,584 values of 2 bytes, and no row of logits to sample from."""
+    arch = load_architecture("Qwen2.5-7B")
+    policy, scores = (
+        Replica.of(each, HW, load_engine_calibration("vllm"), Layout.of()) for each in (arch, arch.critic)
+    )
+    saved = float(weight_bytes(policy)) - float(weight_bytes(scores))
+    assert saved == pytest.approx(152_063 * 3_584 * 2.0)
+    seconds = [float(total(head_operators(each, np.array(1024.0)))) for each in (policy, scores)]
+    assert seconds[0] - seconds[1] > 2.0 * 1024 * 152_063 * 3_584 / 989e12

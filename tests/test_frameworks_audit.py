@@ -17,6 +17,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.frameworks.audit.answer import Audit, memory_words, report
 from rlperf.frameworks.audit.audit import audit
+from rlperf.frameworks.audit.beside_log import Compared, log_findings
 from rlperf.frameworks.audit.finding import Finding
 from rlperf.frameworks.audit.repairs import broken_rules, with_keys
 from rlperf.frameworks.export import plan_texts
@@ -428,6 +429,10 @@ def test_a_log_shows_slow_stages_and_cut_responses(tmp_path: Path) -> None:
     rules = {f.rule: f for f in found.findings}
     assert rules["slow_stage"].key == "timing of training"
     assert rules["truncated"].key == "data.max_response_length"
+    waited = (Compared("rollout", 500.0, 9.0, "what the trainer waited for it"), Compared("weight_sync", 500.0, 9.0))
+    slow = [each for each in log_findings(imported, waited, found.predicted, log) if each.rule == "slow_stage"]
+    assert [each.key for each in slow] == ["timing of rollout", "timing of weight sync"]
+    assert slow[0].message.startswith("rollout (what the trainer waited for it) took ")
 
 
 def test_the_gate(tmp_path: Path) -> None:

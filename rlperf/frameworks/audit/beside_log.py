@@ -33,15 +33,23 @@ class Compared:
     of: str = ""
 
     @property
+    def name(self) -> str:
+        """The stage as people write it."""
+        return self.stage if self.stage == "rl_step" else self.stage.replace("_", " ")
+
+    @property
+    def named(self) -> str:
+        """The stage, and what of it is meant."""
+        return f"{self.name} ({self.of})" if self.of else self.name
+
+    @property
     def words(self) -> str:
         """``rollout: measured 93 s, predicted 81.2 s (it took 1.15 times that)``.
 
         >>> Compared("rl_step", 60.0, None).words, Compared("weight_sync", 2.0, 1.0).words[:11]
         ('rl_step: measured 1 min 0 s, not predicted', 'weight sync')
         """
-        named = self.stage if self.stage == "rl_step" else self.stage.replace("_", " ")
-        named += f" ({self.of})" if self.of else ""
-        said = f"{named}: measured {human_seconds(self.measured_s)}, "
+        said = f"{self.named}: measured {human_seconds(self.measured_s)}, "
         if self.predicted_s is None:
             return said + "not predicted"
         ratio = f" (it took {self.measured_s / self.predicted_s:.2f} times that)" if self.predicted_s > 0 else ""
@@ -93,9 +101,9 @@ def log_findings(
         if each.stage == "rl_step" or expected <= 0.0:
             continue
         if each.measured_s > max(2.0 * expected, 0.05 * predicted.rl_step_s):
-            message = f"{each.stage} took {human_seconds(each.measured_s)} where {human_seconds(expected)} is predicted"
+            message = f"{each.named} took {human_seconds(each.measured_s)} where {human_seconds(expected)} is predicted"
             advice = "`rlperf calibrate logs` fits this cluster; a bad node or link shows like this too"
-            where = f"timing of {each.stage}"
+            where = f"timing of {each.name}"
             found.append(Finding("hint", where, message, advice, "never", log.source, rule="slow_stage"))
     pause = float(np.nansum(log.pause_s)) / log.n
     if pause > PAUSED * (log.settled().mean("rl_step_s") or np.inf):

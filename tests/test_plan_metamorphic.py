@@ -173,11 +173,11 @@ def test_a_trainer_of_fewer_replicas_is_judged_beside_one_of_more() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="two steps from what is judged: half the chunks, and half the tokens (0.22 %)")
 def test_activations_that_fit_are_kept_where_stages_are_judged_apart() -> None:
     """Two stages of 22 and 18 layers keep theirs with 8,192 tokens; closed forms had 16,384 before them: 0.2 %.
 
-    Of draws that stand for the tools' waits, too, two chunks of each over CP2 are best, and are not reached.
+    Two settings that gain only together (half the chunks, half the tokens) are still not reached: engines without the
+    room that SGLang's share of memory leaves beside itself lost 0.22 % here by it.
     """
     task = {**TASK, "workload": "searching", "prompts_per_step": 32, "group_size": 4, "mini_batch": 32,
             "max_prompt_tokens": 1024, "max_response_tokens": 2048}  # fmt: skip

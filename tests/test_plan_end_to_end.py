@@ -360,7 +360,8 @@ def test_opening_modes_never_makes_a_plan_slower() -> None:
         "name": "math", "workload": "math", "prompts_per_step": 128, "group_size": 8, "mini_batch": 128,
         "max_response_tokens": 8192,
     }  # fmt: skip
-    asked = job(architecture="Qwen3-8B", nodes=2, framework="verl", tasks=[task], limits={"staleness": 1})
+    asked = job(architecture="Qwen3-8B", nodes=2, framework="verl", tasks=[task], limits={"staleness": 1},
+                objective={"bold": True})  # fmt: skip
     modes = ("colocated", "one_step_off", "async")
     alone, together = (
         [plan_job(asked.model_copy(update={"modes": each})).phases[0].predicted.rl_step_s for each in choices]

@@ -149,8 +149,15 @@ def test_what_tasks_share_has_engines_of_one_and_the_trainer_of_another() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, reason="an open memory_fraction leaves engines of TP1 for both tasks where TP2 wins 0.66 %"
+)
 def test_what_the_judge_makes_of_one_task_is_a_choice_of_the_others() -> None:
-    """A larger cache was judged for math alone: with memory_fraction open one layout for both took 3.6 % more."""
+    """A larger cache was judged for math alone: with memory_fraction open one layout for both took 3.6 % more.
+
+    Since verl's engines have the pool's host time engines of two devices are ahead of those of one by less than closed
+    forms see, and what both tasks share is found among the finalists of each.
+    """
     math = {**LONG, "max_prompt_tokens": 2048, "mini_batch": 64, "group_size": 8}
     search = {**math, "name": "search", "workload": "searching", "prompts_per_step": 32, "mini_batch": 32}
     pinned = {"role": "rollout", "settings": {"memory_fraction": 0.8}}

@@ -47,9 +47,11 @@ def divisible_batch(
         if screened.configurations:
             judge = Judge(context, opened)
             found = judge.evaluate(demand, screened.configurations[0])
-            # a larger batch by itself saves of every prompt, too: the tail of a rollout is shared by more
-            as_it_is = judge.evaluate(demand, replace(configuration, batch=other))
-            if (saved := 1.0 - found.rl_step_s / as_it_is.rl_step_s) > WORTH:
+            # a larger batch by itself saves of every prompt, too: the tail of a rollout is shared by more; but its
+            # samples need not divide over the devices of this layout, whose own do
+            laid_out = judge.evaluate(demand, replace(configuration, batch=other)).rl_step_s
+            as_it_is = min(laid_out, evaluation.rl_step_s * other.prompts / batch.prompts)
+            if (saved := 1.0 - found.rl_step_s / as_it_is) > WORTH:
                 uneven = f"{samples:,} samples an update do not divide over {devices} devices"
                 return (f"batch: {uneven}; {_words(found, saved)}",)
     return ()

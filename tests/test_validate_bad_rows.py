@@ -118,3 +118,12 @@ def test_an_rl_step_may_state_a_stage_and_not_the_whole(
     row = {("measured_rollout_s" if name == "measured_step_s" else name): cell for name, cell in RL_STEP.items()}
     code, out, _ = validate(capsys, monkeypatch, str(table(tmp_path, row)), "--kind", "rl_step")
     assert code == 0 and "1 predicted" in out
+
+
+def test_a_product_of_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = {"gpu": "h100_sxm", "dtype": "bf16", "m": "64", "n": "4096", "k": "4096", "latency_us": "14.5"}
+    path = table(tmp_path, product, {**product, "m": "0"})
+    code, out, err = validate(capsys, monkeypatch, str(path), "--kind", "kernels")
+    assert code == 0 and "2 rows of kind kernels, 1 predicted" in out and "nothing in it" in out + err

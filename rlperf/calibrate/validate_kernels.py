@@ -63,6 +63,7 @@ SKEWED = "power_law_1.2"
 UNKNOWN_EXPERTS = "which experts were touched no file says: the kernel routed equal scores over several devices"
 VERIFY = "verify"
 """Phase of timings of several drafted tokens a request, of which no constants are told."""
+EMPTY = "a shape with nothing in it takes no time"
 NO_CONSTANTS = "neither the device nor one that it borrows from has constants of such a kernel"
 
 _BY_ROW = (
@@ -91,7 +92,8 @@ def predict_rows(path: Path, table: Table) -> Outcome:
         except SpecError as error:
             refused += [Refusal(row, error.problems[0].message) for row in one.row_ids]
             continue
-        predictions += found
+        predictions += [each for each in found if each.predicted > 0.0]
+        refused += [Refusal(each.row_id, EMPTY) for each in found if not each.predicted > 0.0]
         seen = {each.row_id for each in found}
         refused += [Refusal(row, UNKNOWN_EXPERTS) for row in one.row_ids if row not in seen]
     return Outcome(tuple(predictions), tuple(refused))

@@ -10,7 +10,6 @@ import pytest
 
 from rlperf.diagnose import graph as g
 from rlperf.errors import SpecError
-from rlperf.sim.rl_step import timeline as tl
 
 
 def random_graph(seed: int, vertices: int = 60) -> g.PerformanceGraph:
@@ -92,21 +91,3 @@ def test_a_circle_is_refused() -> None:
     build.edge(build.add(g.REWARD, 0.0, 1.0), np.array([5]))
     with pytest.raises(SpecError, match="does not exist"):
         build.freeze().replay(g.Change(np.ones(1)))
-
-
-def test_a_timeline_keeps_its_step_time_over_several_rl_steps() -> None:
-    build = tl.TimelineBuilder(("rollout", "trainer"), (8, 8))
-    before: list[int] = []
-    for step in range(3):
-        now = 10.0 * step
-        rollouts = [build.span(tl.ROLLOUT, 0, r, now, now + 4 + r, rl_step=step, after=before) for r in range(3)]
-        trained = build.span(tl.TRAINING, 1, 0, now + 6.5, now + 9, rl_step=step, after=rollouts, kind=tl.COLLECTIVE)
-        before = [build.span(tl.WEIGHT_SYNC, 1, 0, now + 9, now + 10, rl_step=step, after=[trained])]
-    timeline = build.freeze(warmup=1)
-    graph = g.PerformanceGraph.from_timeline(timeline)
-    assert graph.rl_step_s() == timeline.rl_step_s == 10.0
-    # Replica 2 ends the rollout; at half its time replica 1 does, one second earlier.
-    scale = np.where((graph.activity == g.ROLLOUT) & (graph.rank == 2), 0.5, 1.0)
-    assert graph.what_if_s(g.Change(scale)) == pytest.approx(9.0)
-    names = [graph.name(int(v)) for v in graph.critical_path()]
-    assert names[:2] == ["rollout on rollout 2", "training on trainer 0"]

@@ -13,9 +13,6 @@ from rlperf.diagnose.explain import explain_graph
 from rlperf.diagnose.structure import structural_changes
 from rlperf.errors import SpecError
 from rlperf.sim.pipeline import StageCosts, one_f_one_b, simulate
-from rlperf.sim.rl_step.asynchronous import AsyncRun
-from rlperf.sim.rl_step.asynchronous import simulate as run_async
-from rlperf.sim.rl_step.replicas import TokenPace
 from rlperf.sim.rollout import ReplicaCosts, Trajectories, simulate_rollout
 from studies.root_cause.remedies import REMOVABLE, explain_inputs, remove
 from studies.root_cause.scenario import PipelineShape, StepInputs, simulate_step
@@ -197,21 +194,3 @@ def test_nothing_is_abnormal_in_a_healthy_rl_step() -> None:
     assert not found.faults
     assert sum(seconds for _, seconds in found.critical_s) == pytest.approx(found.rl_step_s)
     assert found.causes[0].kind == "tail"
-
-
-def test_a_starved_trainer_waits_at_its_queue_for_the_rollout() -> None:
-    """Trainer 2 s, rollout 10 s a batch: without the wait the period is the trainer's."""
-    run = AsyncRun(np.full((4, 8), 1000.0), 32, 2.0, TokenPace(0.01), slots=32, sync_s=0.5, queue=1.0)
-    result = run_async(run, rl_steps=12, seed=1)
-    assert result.period_s == pytest.approx(10.0, rel=0.1)
-    graph = g.PerformanceGraph.from_timeline(result.timeline)
-    assert graph.rl_step_s() == pytest.approx(result.period_s, rel=1e-9)
-    found = explain_graph(graph)
-    starved = found.causes[0]
-    assert starved.kind == "trainer_starvation"
-    assert starved.where.startswith("rollout on rollout")
-    assert any("waits at the queue for rollout" in hop for hop in starved.path)
-    assert found.rl_step_s - starved.loss_s == pytest.approx(2.5, rel=0.05)
-    busy = replace(run, train_s=30.0)
-    trained = explain_graph(g.PerformanceGraph.from_timeline(run_async(busy, rl_steps=12, seed=1).timeline))
-    assert "trainer_starvation" not in {c.kind for c in trained.causes}

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
-from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step, steady_rollout_s
 from rlperf.sim.rl_step.modes import Execution, step_seconds
 from rlperf.sim.rl_step.stages import STAGES as SHOWN
@@ -72,10 +71,8 @@ def test_step_equals_the_closed_form(
 
 @settings(max_examples=60, deadline=None)
 @given(STAGES, st.sampled_from(list(MODES)))
-def test_nothing_starts_before_what_it_waits_for(stages: StepStages, mode: str) -> None:
+def test_no_rank_does_two_things_at_once(stages: StepStages, mode: str) -> None:
     line = compose_rl_step(Execution(mode, staleness=2), stages, rl_steps=3)
-    waits = line.edge_kind != tl.QUEUE
-    assert np.all(line.start_s[line.edge_target[waits]] >= line.end_s[line.edge_source[waits]] - 1e-9)
     for pool in range(len(line.pools)):
         if line.pools[pool] == "rollout":
             continue  # replicas serve two batches at once while one drains

@@ -98,11 +98,6 @@ KNOBS: dict[str, tuple[tuple[str, str], ...]] = {
     "weight_sync": (("weight_sync", "bucketed or resharding transfer; in-flight updates; a larger sync interval"),),
     "data_movement": (("data_movement", "send tensors between workers directly, not through the controller"),),
     "offload": (("offload", "keep optimizer or weights on the device, where memory allows"),),
-    "trainer_starvation": (
-        ("split", "move devices from the trainer to the rollout until their rates match"),
-        ("staleness", "a deeper queue, so that a slow batch does not stop the trainer"),
-        ("max_running", "more concurrent requests per replica, where the cache has room"),
-    ),
     "slowdown": (
         (
             "log",

@@ -16,7 +16,6 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.layout import BoolArray, FloatArray, IntArray
-from rlperf.sim.rl_step import timeline as tl
 
 if TYPE_CHECKING:
     import networkx
@@ -57,20 +56,9 @@ ENGINE = (ROLLOUT, TAIL, QUEUE, PREFILL, DECODE, PREEMPTED)
 COMPUTE = (SCORING, TRAINING, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER)
 """What grows when the device of a trainer slows down."""
 
-_OF_STAGE = {
-    tl.ROLLOUT: ROLLOUT,
-    tl.REWARD: REWARD,
-    tl.SCORING: SCORING,
-    tl.TRAINING: TRAINING,
-    tl.WEIGHT_SYNC: WEIGHT_SYNC,
-    tl.DATA_MOVEMENT: DATA_MOVEMENT,
-    tl.OFFLOAD: OFFLOAD,
-    tl.ONLOAD: OFFLOAD,
-    tl.WAKE: OFFLOAD,
-    tl.SLEEP: OFFLOAD,
-    tl.IDLE: OTHER,
-    tl.OTHER: CONTROLLER,
-}
+EDGE_KINDS = ("data", "collective", "weights")
+"""Names of the edge codes: what the target waited for."""
+DATA, COLLECTIVE, WEIGHTS = range(3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +109,10 @@ class PerformanceGraph:
     start_s, end_s : of the work itself, waiting excluded [s] ``[vertices]``
     work : tokens processed, or bytes of a transfer; NaN where unknown ``[vertices]``
     edge_source, edge_target : the target could not start before the source had ended ``[edges]``
-    edge_kind : index into `rlperf.sim.rl_step.timeline.EDGE_KINDS`: data, collective, queue, weights ``[edges]``
+    edge_kind : index into EDGE_KINDS ``[edges]``
     pools : names of the pools
     devices : GPUs in all; 0 where unknown
     samples : statistics of the engines, where there are any
-    warmup : first rl_steps left out of the step time
     """
 
     activity: IntArray
@@ -143,7 +130,6 @@ class PerformanceGraph:
     pools: tuple[str, ...]
     devices: int = 0
     samples: EngineSamples | None = None
-    warmup: int = 0
 
     @property
     def shares_devices(self) -> bool | None:
@@ -171,16 +157,11 @@ class PerformanceGraph:
         return self.start_s - self._order.ready_s(self.end_s)
 
     def rl_step_s(self, end_s: FloatArray | None = None) -> float:
-        """Mean seconds from the end of one rl_step to the end of the next, as `Timeline.rl_step_s` [s]."""
+        """Mean seconds of an rl_step, from the first start to the last end [s]."""
         if not self.vertices:
             return 0.0
         end = self.end_s if end_s is None else end_s
-        steps, index = np.unique(self.rl_step, return_inverse=True)
-        ends = np.full(steps.size, -np.inf)
-        np.maximum.at(ends, index, end)
-        ends = np.maximum.accumulate(ends)
-        first = ends[self.warmup - 1] if self.warmup else float(self.start_s.min())
-        return float((ends[-1] - first) / max(steps.size - self.warmup, 1))
+        return float((end.max() - self.start_s.min()) / np.unique(self.rl_step).size)
 
     def replay(self, change: Change) -> FloatArray:
         r"""Ends of all vertices with a change applied: the longest path [s] ``[vertices]``.
@@ -247,39 +228,8 @@ class PerformanceGraph:
             )
         slack = (self._order.ready_s(self.end_s)[self.edge_target] - self.end_s[self.edge_source]).tolist()
         rows = zip(self.edge_source.tolist(), self.edge_target.tolist(), self.edge_kind.tolist(), slack, strict=True)
-        graph.add_edges_from((u, v, {"kind": tl.EDGE_KINDS[kind], "slack_s": s}) for u, v, kind, s in rows)
+        graph.add_edges_from((u, v, {"kind": EDGE_KINDS[kind], "slack_s": s}) for u, v, kind, s in rows)
         return graph
-
-    @classmethod
-    def from_timeline(cls, timeline: tl.Timeline) -> PerformanceGraph:
-        """The graph of a predicted timeline: its spans are the vertices, its edges the edges.
-
-        >>> build = tl.TimelineBuilder(("all",), (8,))
-        >>> first = build.span(tl.ROLLOUT, 0, 0, 0.0, 2.0)
-        >>> second = build.span(tl.TRAINING, 0, 0, 2.5, 5.0, after=[first])
-        >>> graph = PerformanceGraph.from_timeline(build.freeze())
-        >>> graph.what_if_s(Change(np.array([0.5, 1.0])))  # 1 + 0.5 of gap + 2.5
-        4.0
-        """
-        code = np.array([_OF_STAGE[stage] for stage in range(len(tl.STAGES))], dtype=np.int64)
-        none = np.full(timeline.spans, -1, dtype=np.int64)
-        return cls(
-            activity=code[timeline.stage],
-            pool=timeline.pool,
-            rank=timeline.rank,
-            part=none,
-            unit=none,
-            rl_step=timeline.rl_step,
-            start_s=timeline.start_s,
-            end_s=timeline.end_s,
-            work=np.full(timeline.spans, np.nan),
-            edge_source=timeline.edge_source,
-            edge_target=timeline.edge_target,
-            edge_kind=timeline.edge_kind,
-            pools=timeline.pools,
-            devices=int(timeline.pool_devices.sum()),
-            warmup=timeline.warmup,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,7 +347,7 @@ class GraphBuilder:
         at: Place = ANYWHERE,
         work: FloatArray | float = np.nan,
         after: IntArray | None = None,
-        kind: int = tl.DATA,
+        kind: int = DATA,
     ) -> IntArray:
         """Add vertices; everything broadcasts. ``after`` of shape [n] goes edge by edge, of shape [1] to all."""
         columns = np.broadcast_arrays(activity, at.pool, at.rank, at.part, at.unit, at.rl_step, start_s, end_s, work)
@@ -409,7 +359,7 @@ class GraphBuilder:
             self.edge(after, index, kind)
         return index
 
-    def edge(self, source: IntArray, target: IntArray, kind: int = tl.DATA) -> None:
+    def edge(self, source: IntArray, target: IntArray, kind: int = DATA) -> None:
         """Add edges; one end may be a single vertex."""
         a, b = np.broadcast_arrays(source, target)
         self._edges.append((a.ravel(), b.ravel(), kind))
@@ -417,10 +367,10 @@ class GraphBuilder:
     def barrier(self, sources: IntArray, time_s: float, *, pool: int = 0, rl_step: int = 0) -> IntArray:
         """A vertex of no duration that waits for all of ``sources``."""
         at = self.add(BARRIER, time_s, time_s, at=Place(pool=pool, rl_step=rl_step))
-        self.edge(sources, at, tl.COLLECTIVE)
+        self.edge(sources, at, COLLECTIVE)
         return at
 
-    def freeze(self, samples: EngineSamples | None = None, warmup: int = 0) -> PerformanceGraph:
+    def freeze(self, samples: EngineSamples | None = None) -> PerformanceGraph:
         """The finished graph."""
         columns = [np.concatenate(c) for c in zip(*self._blocks, strict=True)] if self._blocks else [np.zeros(0)] * 9
         whole = [column.astype(np.int64) for column in columns[:6]]
@@ -433,5 +383,5 @@ class GraphBuilder:
         activity, pool, rank, part, unit, rl_step = whole
         return PerformanceGraph(
             activity, pool, rank, part, unit, rl_step, columns[6], columns[7], columns[8], source, target, kind,
-            self.pools, self.devices, samples, warmup,
+            self.pools, self.devices, samples,
         )  # fmt: skip

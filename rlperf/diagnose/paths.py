@@ -11,7 +11,6 @@ import numpy as np
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.faults import Fault
 from rlperf.layout import BoolArray, IntArray
-from rlperf.sim.rl_step import timeline as tl
 from rlperf.units import human_seconds
 
 MOST_HOPS = 6
@@ -67,13 +66,9 @@ def _waits(graph: g.PerformanceGraph, path: IntArray) -> list[str]:
     words = [f"the rl_step ends with {graph.name(int(path[-1]))}"] if graph.activity[path[-1]] != g.BARRIER else []
     seen: set[str] = set()
     for before, at in zip(path[-2::-1].tolist(), path[:0:-1].tolist(), strict=True):
-        into = graph.edge_target == at
-        if bool((graph.edge_kind[into & (graph.edge_source == before)] == tl.QUEUE).any()):
-            words.append(f"{graph.name(at)} waits at the queue for {graph.name(before)}")
-            continue
         if graph.activity[at] != g.BARRIER or graph.activity[before] == g.BARRIER:
             continue
-        ends = graph.end_s[graph.edge_source[into]]
+        ends = graph.end_s[graph.edge_source[graph.edge_target == at]]
         late = float(graph.end_s[before] - np.median(ends))
         text = f"{ends.size} wait for {graph.name(before)}, {human_seconds(late)} after the median"
         if ends.size > 1 and late > 0 and text not in seen:

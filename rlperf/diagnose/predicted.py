@@ -18,7 +18,6 @@ from rlperf.diagnose.rollout_graph import add_rollout, samples_of
 from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import execution_in
-from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.modes import first_chunk_s, sync_pauses
 from rlperf.sim.rl_step.rollout_stage import POLICY_RL_STEPS, POLICY_WARM_UP, Replicas
 from rlperf.sim.rollout import RolloutResult, Trajectories
@@ -146,7 +145,7 @@ class PredictedSteps:
                 met = build.barrier(ends, now, rl_step=k)
                 both, now = self._trainer(build, k, now, met, with_rollout=True)
             sync = self.weight_sync_s[k]
-            rolled = build.add(g.WEIGHT_SYNC, now, now + sync, after=both, kind=tl.WEIGHTS, at=g.Place(rl_step=k))
+            rolled = build.add(g.WEIGHT_SYNC, now, now + sync, after=both, kind=g.WEIGHTS, at=g.Place(rl_step=k))
             now += float(sync)
         samples = [samples_of(r.timelines, [self.replicas.limits.max_running] * len(r.timelines)) for r in self.results]
         joined = g.EngineSamples(

@@ -10,13 +10,11 @@ import numpy as np
 from rlperf.diagnose import graph as g
 from rlperf.diagnose.peers import by_rank
 from rlperf.layout import BoolArray, FloatArray
-from rlperf.sim.rl_step import timeline as tl
 
 
 def structural_changes(graph: g.PerformanceGraph) -> dict[str, g.Change]:
     """The changes of all structural costs that the graph has, by name.
 
-    trainer_starvation : the trainer never waits for finished samples (asynchronous modes)
     tail : no trajectory longer than the mean of its rl_step
     rollout_imbalance : replicas take equal time (where trajectories are not known)
     reward_imbalance : reward takes equal time on all ranks
@@ -124,13 +122,7 @@ def _bubble(graph: g.PerformanceGraph) -> g.Change | None:
     return g.Change(np.where(transfer, 0.0, 1.0), ~between)
 
 
-def _starvation(graph: g.PerformanceGraph) -> g.Change | None:
-    waits = (graph.edge_kind == tl.QUEUE) & np.isin(graph.activity[graph.edge_target], (g.TRAINING, g.SCORING))
-    return g.Change(np.ones(graph.vertices), ~waits) if waits.any() else None
-
-
 _CHANGES: dict[str, Callable[[g.PerformanceGraph], g.Change | None]] = {
-    "trainer_starvation": _starvation,
     "tail": _tail,
     "rollout_imbalance": _rollout_imbalance,
     "queueing": _nothing(g.QUEUE, g.PREEMPTED),

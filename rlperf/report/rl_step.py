@@ -31,8 +31,6 @@ def shown(timeline: Timeline) -> Timeline:
     last = float(ends[index])
     first = float(ends[index - 1]) if index else float(timeline.start_s.min())
     kept = (timeline.end_s > first) & (timeline.start_s < last)
-    number = np.cumsum(kept) - 1
-    edges = kept[timeline.edge_source] & kept[timeline.edge_target]
     return Timeline(
         stage=timeline.stage[kept],
         pool=timeline.pool[kept],
@@ -40,9 +38,6 @@ def shown(timeline: Timeline) -> Timeline:
         start_s=np.maximum(timeline.start_s[kept] - first, 0.0),
         end_s=np.minimum(timeline.end_s[kept], last) - first,
         rl_step=timeline.rl_step[kept],
-        edge_source=number[timeline.edge_source[edges]],
-        edge_target=number[timeline.edge_target[edges]],
-        edge_kind=timeline.edge_kind[edges],
         pools=timeline.pools,
         pool_devices=timeline.pool_devices,
     )

@@ -15,7 +15,6 @@ from rlperf.diagnose.rollout_graph import add_rollout, samples_of
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
 from rlperf.sim.pipeline import StageCosts, one_f_one_b
-from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rollout import EngineOptions, ReplicaCosts, Trajectories, simulate_rollout
 from rlperf.sim.rollout.replica import PLAIN
 from rlperf.sim.rollout.routing import Routing
@@ -97,7 +96,7 @@ def simulate_step(inputs: StepInputs) -> g.PerformanceGraph:
     last, now = _add_training(build, inputs, now, last, trainer)
     replicas = np.arange(len(inputs.replicas))
     sync = build.add(
-        g.WEIGHT_SYNC, now, now + inputs.weight_sync_s, after=last, kind=tl.WEIGHTS, at=g.Place(pool=0, rank=replicas)
+        g.WEIGHT_SYNC, now, now + inputs.weight_sync_s, after=last, kind=g.WEIGHTS, at=g.Place(pool=0, rank=replicas)
     )
     build.barrier(sync, now + float(inputs.weight_sync_s.max()))
     return build.freeze(samples_of(result.timelines, [r.limits.max_running for r in inputs.replicas]))

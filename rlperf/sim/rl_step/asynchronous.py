@@ -17,7 +17,6 @@ import numpy as np
 
 from rlperf.errors import SpecError
 from rlperf.layout import FloatArray, IntArray
-from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.replicas import Agents, RunGroup, RunReplica, TokenPace, TokenReplica, TurnReplica
 
 Update = Literal["in_flight", "interrupt", "drain"]
@@ -89,7 +88,6 @@ class AsyncResult:
     staleness_counts : trained samples by weight versions behind, index = versions ``[max + 1]``
     queue_samples : time average of finished samples that wait for the trainer [samples]
     trainer_busy, slots_busy : share of time in training; share of rollout slots in use [1]
-    timeline : trainer and replicas, one rollout span per replica and batch
     """
 
     period_s: float
@@ -98,7 +96,6 @@ class AsyncResult:
     queue_samples: float
     trainer_busy: float
     slots_busy: float
-    timeline: tl.Timeline
 
     @property
     def staleness_mean(self) -> float:
@@ -109,12 +106,10 @@ class AsyncResult:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch trained from ``start_s`` to ``end_s``, behind it (engines may have to drain first) a weight sync."""
+    """A batch trained from ``start_s`` to ``end_s``."""
 
     start_s: float
     end_s: float
-    sync_start_s: float
-    sync_s: float
     version: int
     groups: tuple[RunGroup, ...]
 
@@ -193,7 +188,7 @@ class _Simulation:
                 break
             if not self.pending:
                 size = self.group_size
-                group = RunGroup(self.version, index, self.now_s, size, size, row=self.next_row())
+                group = RunGroup(self.version, size, size, row=self.next_row())
                 self.pending.extend((group, sample) for sample in range(size))
                 self.launched += size
                 self.open += 1
@@ -228,7 +223,6 @@ class _Simulation:
         group.left -= 1
         if group.left == 0:
             self.open -= 1
-            group.end_s = self.now_s
             self.ready.append(group)
             self.ready_samples += group.samples
 
@@ -243,7 +237,7 @@ class _Simulation:
         while count < self.run.batch:
             group = self.ready.popleft()
             part = min(group.samples, self.run.batch - count)
-            taken.append(RunGroup(group.version, group.replica, group.start_s, 0, part, group.end_s))
+            taken.append(RunGroup(group.version, 0, part))
             count += part
             group.samples -= part
             if group.samples:
@@ -258,7 +252,7 @@ class _Simulation:
         """A batch is trained: sync the weights if it is time, else take the next."""
         self.trained_s = self.now_s
         if (len(self.batches) + 1) % self.run.sync_interval:
-            self.close_batch(0.0)
+            self.close_batch()
         elif self.run.update == "drain" and self.running:
             self.draining = self.now_s
         else:
@@ -274,10 +268,10 @@ class _Simulation:
         self.draining = self.now_s if run.update == "drain" else None
         self.push(self.now_s + run.sync_s, _SYNCED, 0, 0, None)
 
-    def close_batch(self, sync_s: float) -> None:
+    def close_batch(self) -> None:
         assert self.training is not None
         start, groups, version = self.training
-        self.batches.append(_Batch(start, self.trained_s, self.now_s - sync_s, sync_s, version, groups))
+        self.batches.append(_Batch(start, self.trained_s, version, groups))
         self.training = None
         self.marks.append((self.now_s, self.area_queue, self.area_running))
 
@@ -304,7 +298,7 @@ class _Simulation:
             else:
                 self.version += 1
                 self.draining = None
-                self.close_batch(self.run.sync_s)
+                self.close_batch()
             if self.draining is not None and self.running == 0 and not self.syncing():
                 self.sync()
             self.train()
@@ -339,30 +333,4 @@ def simulate(run: AsyncRun, *, rl_steps: int = 50, warmup: int | None = None, se
         queue_samples=(queue_after - queue_before) / span_s,
         trainer_busy=sum(batch.end_s - batch.start_s for batch in kept) / span_s,
         slots_busy=(running_after - running_before) / span_s / (run.replicas * run.slots),
-        timeline=_timeline(run, state.batches, skip),
     )
-
-
-def _timeline(run: AsyncRun, batches: list[_Batch], warmup: int) -> tl.Timeline:
-    """One rollout span per replica and batch, training and weight sync per batch, and what waited for what."""
-    build = tl.TimelineBuilder(("rollout", "trainer"), (run.replicas, 1))
-    synced: list[tuple[int, int]] = []
-    before: list[int] = []
-    for step, batch in enumerate(batches):
-        sources: list[int] = []
-        for replica in sorted({group.replica for group in batch.groups}):
-            own = [group for group in batch.groups if group.replica == replica]
-            start, end = min(g.start_s for g in own), max(g.end_s for g in own)
-            oldest = min(g.version for g in own)
-            weights = [span for version, span in synced if version == oldest][:1]
-            sources.append(build.span(tl.ROLLOUT, 0, replica, start, end, rl_step=step, after=weights, kind=tl.WEIGHTS))
-        span = build.span(tl.TRAINING, 1, 0, batch.start_s, batch.end_s, rl_step=step, after=sources, kind=tl.QUEUE)
-        for source in before:
-            build.edge(source, span, tl.DATA)
-        before = [span]
-        if batch.sync_s > 0 or (step + 1) % run.sync_interval == 0:
-            ends_s = batch.sync_start_s + batch.sync_s
-            sync = build.span(tl.WEIGHT_SYNC, 1, 0, batch.sync_start_s, ends_s, rl_step=step, after=[span])
-            synced.append(((step + 1) // run.sync_interval, sync))
-            before = [sync]
-    return build.freeze(warmup)

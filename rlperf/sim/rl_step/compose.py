@@ -147,51 +147,35 @@ class _Builder:
                 sizes.append(1)
         self.build = tl.TimelineBuilder(tuple(pools), tuple(sizes))
 
-    def ranks(
-        self, stage: int, pool: int, seconds: FloatArray, start_s: float, step: int, after: list[int], kind: int
-    ) -> list[int]:
-        """One span per rank, all starting together; empty ones are left out (but never all of them)."""
+    def ranks(self, stage: int, pool: int, seconds: FloatArray, start_s: float, step: int) -> float:
+        """One span per rank, all starting together, none where the stage takes no time; when the last one ends [s]."""
         if not np.any(seconds > 0):
-            return after
-        return [
-            self.build.span(stage, pool, rank, start_s, start_s + value, rl_step=step, after=after, kind=kind)
-            for rank, value in enumerate(seconds.tolist())
-        ]
+            return start_s
+        for rank, value in enumerate(seconds.tolist()):
+            self.build.span(stage, pool, rank, start_s, start_s + value, rl_step=step)
+        return start_s + float(seconds.max())
 
-    def one(self, stage: int, pool: int, seconds: float, start_s: float, step: int, after: list[int]) -> list[int]:
-        return self.ranks(stage, pool, np.array([seconds]), start_s, step, after, tl.DATA)
+    def one(self, stage: int, pool: int, seconds: float, start_s: float, step: int) -> float:
+        return self.ranks(stage, pool, np.array([seconds]), start_s, step)
 
-    def end(self, spans: list[int], default_s: float) -> float:
-        return max((self.build.end_s(span) for span in spans), default=default_s)
+    def rollout(self, start_s: float, step: int) -> float:
+        at = self.ranks(tl.ROLLOUT, 0, self.stages.rollout_s, start_s, step)
+        return self.ranks(tl.REWARD, self.reward, self.stages.reward_s, at, step)
 
-    def rollout(self, start_s: float, step: int, after: list[int]) -> list[int]:
-        kind = tl.DATA if self.shared else tl.WEIGHTS
-        spans = self.ranks(tl.ROLLOUT, 0, self.stages.rollout_s, start_s, step, after, kind)
-        at = self.end(spans, start_s)
-        return self.ranks(tl.REWARD, self.reward, self.stages.reward_s, at, step, spans, tl.COLLECTIVE)
-
-    def work(self, start_s: float, step: int, after: list[int], share: float = 1.0) -> list[int]:
+    def work(self, start_s: float, step: int, share: float = 1.0) -> float:
         """Data movement, scoring and training, each beside a critic of its own devices, fixed overhead."""
         s, pool = self.stages, self.trainer
-        kind = tl.QUEUE if self.form is Form.REFILLED else tl.DATA
-        moved = self.ranks(tl.DATA_MOVEMENT, pool, np.array([s.data_movement_s * share]), start_s, step, after, kind)
-        at = self.end(moved, start_s) if moved is not after else start_s
-        scored = self.ranks(tl.SCORING, pool, s.scoring_s * share, at, step, moved, tl.COLLECTIVE)
-        ready = list(scored)
-        if s.values_s > 0:
-            ready += self.one(tl.SCORING, self.critic, s.values_s * share, at, step, moved)
-        at = max(self.end(ready, at), at)
-        trained = self.ranks(tl.TRAINING, pool, s.training_s * share, at, step, ready, tl.COLLECTIVE)
-        done = list(trained)
-        if s.critic_s > 0:
-            done += self.one(tl.TRAINING, self.critic, s.critic_s * share, at, step, ready)
-        at = max(self.end(done, at), at)
-        return self.one(tl.OTHER, pool, s.other_s * share, at, step, done)
+        at = self.one(tl.DATA_MOVEMENT, pool, s.data_movement_s * share, start_s, step)
+        scored = self.ranks(tl.SCORING, pool, s.scoring_s * share, at, step)
+        at = max(scored, self.one(tl.SCORING, self.critic, s.values_s * share, at, step))
+        trained = self.ranks(tl.TRAINING, pool, s.training_s * share, at, step)
+        at = max(trained, self.one(tl.TRAINING, self.critic, s.critic_s * share, at, step))
+        return self.one(tl.OTHER, pool, s.other_s * share, at, step)
 
-    def sync(self, start_s: float, step: int, after: list[int]) -> list[int]:
+    def sync(self, start_s: float, step: int) -> float:
         if (step + 1) % self.interval:
-            return after
-        return self.one(tl.WEIGHT_SYNC, self.trainer, self.stages.weight_sync_s, start_s, step, after)
+            return start_s
+        return self.one(tl.WEIGHT_SYNC, self.trainer, self.stages.weight_sync_s, start_s, step)
 
 
 def compose_rl_step(
@@ -220,35 +204,27 @@ def compose_rl_step(
         lag = min(int(execution.lag), DEEPEST)
         return _refilled(builder, (rl_steps or 4) * interval * (lag + 1), lag)
     count = (rl_steps or 1) * interval
-    at, after = 0.0, list[int]()
+    at = 0.0
     for step in range(count):
-        after = _serial(builder, at, step, after)
-        at = builder.end(after, at)
+        at = _serial(builder, at, step)
     return builder.build.freeze()
 
 
-def _serial(b: _Builder, start_s: float, step: int, after: list[int]) -> list[int]:
+def _serial(b: _Builder, start_s: float, step: int) -> float:
     """A synchronous rl_step: everything in turn; streaming starts work on the groups that are done."""
-    s, shared = b.stages, b.shared
-    rolled = b.rollout(start_s, step, after)
+    s = b.stages
+    at = b.rollout(start_s, step)
     if b.form is Form.STREAMED:
-        spans = _streamed(b, start_s, step, rolled)
-        return b.sync(b.end(spans, start_s), step, spans)
-    at = b.end(rolled, start_s)
-    if shared:
-        rolled = b.one(tl.SLEEP, 0, s.transitions.sleep_s, at, step, rolled)
-        rolled = b.one(tl.ONLOAD, 0, s.transitions.onload_s, b.end(rolled, at), step, rolled)
-    spans = b.work(b.end(rolled, at), step, rolled)
-    at = max(b.end(spans, at), at)
-    if shared:
-        spans = b.one(tl.OFFLOAD, 0, s.transitions.offload_s, at, step, spans)
-        at = max(b.end(spans, at), at)
-    spans = b.sync(at, step, spans)
-    at = max(b.end(spans, at), at)
-    return b.one(tl.WAKE, 0, s.transitions.wake_s, at, step, spans) if shared else spans
+        return b.sync(_streamed(b, start_s, step, at), step)
+    if not b.shared:
+        return b.sync(b.work(at, step), step)
+    at = b.one(tl.SLEEP, 0, s.transitions.sleep_s, at, step)
+    at = b.one(tl.ONLOAD, 0, s.transitions.onload_s, at, step)
+    at = b.one(tl.OFFLOAD, 0, s.transitions.offload_s, b.work(at, step), step)
+    return b.one(tl.WAKE, 0, s.transitions.wake_s, b.sync(at, step), step)
 
 
-def _streamed(b: _Builder, start_s: float, step: int, rolled: list[int]) -> list[int]:
+def _streamed(b: _Builder, start_s: float, step: int, rolled_s: float) -> float:
     """Chunks of the batch go to the trainer as their last group ends; the last one also waits for the reward."""
     s = b.stages
     chunks = max(int(np.asarray(b.execution.chunks)), 1)
@@ -259,29 +235,19 @@ def _streamed(b: _Builder, start_s: float, step: int, rolled: list[int]) -> list
     else:
         finish = np.sort(s.group_finish_s)
         ready = finish[np.ceil(np.arange(1, chunks + 1) / chunks * finish.size).astype(np.int64) - 1]
-    spans: list[int] = []
     at = start_s
     for index in range(chunks):
         last = index == chunks - 1
-        at = max(at, b.end(rolled, start_s) if last else start_s + float(ready[index]))
-        spans = b.work(at, step, [*spans, *(rolled if last else [])], 1.0 / chunks)
-        at = max(b.end(spans, at), at)
-    return spans
+        at = b.work(max(at, rolled_s if last else start_s + float(ready[index])), step, 1.0 / chunks)
+    return at
 
 
 def _barriered(b: _Builder, count: int) -> tl.Timeline:
     """One step off: batch k + 1 is rolled out while batch k trains; both wait for each other at every weight sync."""
-    at = 0.0
-    rolled = b.rollout(at, 0, [])
-    at = b.end(rolled, at)
-    before = list(rolled)
+    at = b.rollout(0.0, 0)
     for step in range(count):
-        trained = b.work(at, step, before)
-        following = b.rollout(at, step + 1, before)
-        met = max(b.end(trained, at), b.end(following, at))
-        synced = b.sync(met, step, [*trained, *following])
-        at = max(b.end(synced, met), met)
-        before = synced
+        trained = b.work(at, step)
+        at = b.sync(max(trained, b.rollout(at, step + 1)), step)
     return _cut(b, count, b.interval)
 
 
@@ -293,20 +259,12 @@ def _refilled(b: _Builder, count: int, lag: int) -> tl.Timeline:
     late = float(latency_s(e, times, lag, e.grouped) - latency_s(e, times, 0, 0))
     begin, free, passed = 0.0, 0.0, -s.scorer_s
     ends: list[float] = []
-    synced: list[list[int]] = []
     for step in range(count):
         gate = ends[step - lag - 1] if step > lag else 0.0
         begin = max(begin + (s.steady_s() + pause if step else 0.0), gate)
-        weights = synced[step - lag - 1] if step > lag else []
-        rolled = b.rollout(begin, step, weights)
-        passed = max(b.end(rolled, begin) + late, passed + s.scorer_s)
-        at = max(passed, free)
-        spans = b.work(at, step, [*(rolled if late >= 0.0 else []), *(synced[-1] if synced else [])])
-        at = max(b.end(spans, at), at)
-        spans = b.sync(at, step, spans)
-        free = max(b.end(spans, at), at)
+        passed = max(b.rollout(begin, step) + late, passed + s.scorer_s)
+        free = b.sync(b.work(max(passed, free), step), step)
         ends.append(free)
-        synced.append(spans)
     return _cut(b, count, b.interval * (lag + 1))
 
 
@@ -314,8 +272,6 @@ def _cut(b: _Builder, count: int, period: int) -> tl.Timeline:
     """Freeze, with the first half (a whole number of periods) as warm-up; what belongs to no whole rl_step is cut."""
     line = b.build.freeze()
     kept = line.rl_step < count
-    number = np.cumsum(kept) - 1
-    edges = kept[line.edge_source] & kept[line.edge_target]
     return tl.Timeline(
         stage=line.stage[kept],
         pool=line.pool[kept],
@@ -323,9 +279,6 @@ def _cut(b: _Builder, count: int, period: int) -> tl.Timeline:
         start_s=line.start_s[kept],
         end_s=line.end_s[kept],
         rl_step=line.rl_step[kept],
-        edge_source=number[line.edge_source[edges]],
-        edge_target=number[line.edge_target[edges]],
-        edge_kind=line.edge_kind[edges],
         pools=line.pools,
         pool_devices=line.pool_devices,
         warmup=count // 2 // period * period,

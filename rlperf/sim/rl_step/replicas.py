@@ -24,11 +24,8 @@ class RunGroup:
     """Samples of one prompt that are under way, or part of a batch; ``row``: of the run's groups."""
 
     version: int
-    replica: int
-    start_s: float
     left: int
     samples: int
-    end_s: float = 0.0
     row: int = 0
 
 

@@ -1,7 +1,6 @@
-"""Timeline: when every stage of one or several rl_steps runs, on which rank, and what it waited for.
+"""Timeline: when every stage of one or several rl_steps runs, and on which rank.
 
-A struct of arrays. Spans say who did what from when to when; edges say which span had to end (or to hand something
-over) before another could start. Root-cause analysis, traces, figures and the step time are all read from it.
+A struct of arrays. Spans say who did what from when to when; the step time, idle devices and bars are read from them.
 """
 
 from __future__ import annotations
@@ -30,11 +29,6 @@ STAGES = (
 """Names of the stage codes."""
 ROLLOUT, REWARD, SCORING, TRAINING, WEIGHT_SYNC, DATA_MOVEMENT, OFFLOAD, ONLOAD, WAKE, SLEEP, IDLE, OTHER = range(12)
 
-EDGE_KINDS = ("data", "collective", "queue", "weights")
-"""Names of the edge codes: what the target waited for."""
-DATA, COLLECTIVE, QUEUE, WEIGHTS = range(4)
-
-
 _GROUP = {
     "rollout_s": (ROLLOUT,),
     "reward_s": (REWARD,),
@@ -49,7 +43,7 @@ _GROUP = {
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Spans and the edges between them.
+    """Spans of pools and ranks.
 
     Attributes
     ----------
@@ -58,8 +52,6 @@ class Timeline:
     rank : replica or data-parallel rank inside the pool, int64 ``[spans]``
     start_s, end_s : from the start of the timeline [s] ``[spans]``
     rl_step : the rl_step that the span belongs to (asynchronous rollout: the one that trains on it), int64 ``[spans]``
-    edge_source, edge_target : spans, int64 ``[edges]``; the target could not start before the source ended
-    edge_kind : index into EDGE_KINDS, int64 ``[edges]``
     pools : names of the pools
     pool_devices : devices of each pool, int64 ``[pools]``
     warmup : first rl_steps left out of the means (the filling of an asynchronous pipeline)
@@ -71,9 +63,6 @@ class Timeline:
     start_s: FloatArray
     end_s: FloatArray
     rl_step: IntArray
-    edge_source: IntArray
-    edge_target: IntArray
-    edge_kind: IntArray
     pools: tuple[str, ...]
     pool_devices: IntArray
     warmup: int = 0
@@ -160,11 +149,11 @@ class Timeline:
 
 @dataclass
 class TimelineBuilder:
-    """Collects spans and edges, then freezes them into a `Timeline`.
+    """Collects spans, then freezes them into a `Timeline`.
 
     >>> build = TimelineBuilder(("all",), (8,))
-    >>> first = build.span(ROLLOUT, 0, 0, 0.0, 2.0)
-    >>> second = build.span(TRAINING, 0, 0, 2.0, 5.0, after=[first])
+    >>> build.span(ROLLOUT, 0, 0, 0.0, 2.0)
+    >>> build.span(TRAINING, 0, 0, 2.0, 5.0)
     >>> build.freeze().rl_step_s
     5.0
     """
@@ -172,38 +161,14 @@ class TimelineBuilder:
     pools: tuple[str, ...]
     pool_devices: tuple[int, ...]
     _spans: list[tuple[int, int, int, float, float, int]] = field(default_factory=list)
-    _edges: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def span(
-        self,
-        stage: int,
-        pool: int,
-        rank: int,
-        start_s: float,
-        end_s: float,
-        *,
-        rl_step: int = 0,
-        after: list[int] | None = None,
-        kind: int = DATA,
-    ) -> int:
-        """Add a span that waited for the spans in ``after``; its index."""
-        index = len(self._spans)
+    def span(self, stage: int, pool: int, rank: int, start_s: float, end_s: float, *, rl_step: int = 0) -> None:
+        """Add a span."""
         self._spans.append((stage, pool, rank, float(start_s), float(end_s), rl_step))
-        self._edges.extend((source, index, kind) for source in after or ())
-        return index
-
-    def edge(self, source: int, target: int, kind: int) -> None:
-        """Add a dependence between two spans that exist."""
-        self._edges.append((source, target, kind))
-
-    def end_s(self, span: int) -> float:
-        """End of a span [s]."""
-        return self._spans[span][4]
 
     def freeze(self, warmup: int = 0) -> Timeline:
         """The finished timeline."""
         spans = np.array(self._spans, dtype=np.float64).reshape(-1, 6)
-        edges = np.array(self._edges, dtype=np.int64).reshape(-1, 3)
         stage, pool, rank, step = (spans[:, column].astype(np.int64) for column in (0, 1, 2, 5))
         return Timeline(
             stage=stage,
@@ -212,9 +177,6 @@ class TimelineBuilder:
             start_s=spans[:, 3],
             end_s=spans[:, 4],
             rl_step=step,
-            edge_source=edges[:, 0],
-            edge_target=edges[:, 1],
-            edge_kind=edges[:, 2],
             pools=self.pools,
             pool_devices=np.array(self.pool_devices, dtype=np.int64),
             warmup=warmup,

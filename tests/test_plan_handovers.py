@@ -149,14 +149,11 @@ def test_what_tasks_share_has_engines_of_one_and_the_trainer_of_another() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="an open memory_fraction leaves engines of TP1 for both tasks where TP2 wins 0.66 %"
-)
 def test_what_the_judge_makes_of_one_task_is_a_choice_of_the_others() -> None:
     """A larger cache was judged for math alone: with memory_fraction open one layout for both took 3.6 % more.
 
-    Since verl's engines have the pool's host time engines of two devices are ahead of those of one by less than closed
-    forms see, and what both tasks share is found among the finalists of each.
+    Then the eight that search was asked about were all engines of one device, which math likes best and search least:
+    0.66 % to engines of two.
     """
     math = {**LONG, "max_prompt_tokens": 2048, "mini_batch": 64, "group_size": 8}
     search = {**math, "name": "search", "workload": "searching", "prompts_per_step": 32, "mini_batch": 32}
@@ -165,3 +162,19 @@ def test_what_the_judge_makes_of_one_task_is_a_choice_of_the_others() -> None:
     opened, stated = (plan_job(job(**asked, pools=pools)) for pools in ([], [pinned]))
     assert len(arrangements(opened)) == 1
     assert opened.objective <= stated.objective * (1 + 1e-3)
+
+
+@pytest.mark.slow
+def test_tasks_in_another_order_share_the_same_layout() -> None:
+    """What the three were asked about was as good as level, and the first eight in their order were judged: 0.09 %."""
+    few, short, many = (
+        {"name": name, "workload": "math", "prompts_per_step": prompts, "group_size": group, "mini_batch": 32,
+         "max_prompt_tokens": 1024, "max_response_tokens": most}
+        for name, prompts, group, most in (("few", 64, 8, 2048), ("short", 32, 4, 1024), ("many", 128, 8, 4096))
+    )  # fmt: skip
+    asked = {"architecture": "Llama-3.1-8B", "framework": "nemo_rl", "nodes": 2, "modes": ["streaming"], "pools": [],
+             "engine": "sglang", "trainer_backends": ["fsdp2", "megatron"],
+             "objective": {"minimize": "step_time", "bold": True}}  # fmt: skip
+    first, second = (plan_job(job(**asked, tasks=tasks)) for tasks in ([few, short, many], [many, short, few]))
+    assert first.objective == pytest.approx(second.objective, rel=1e-9)
+    assert arrangements(first) == arrangements(second)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import product, zip_longest
+from itertools import chain, product, zip_longest
 
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.columns import ColumnStore
-from rlperf.plan.search.configuration import Configuration
+from rlperf.plan.search.configuration import Configuration, by_arrangement
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
@@ -74,11 +74,11 @@ def common_layouts(
     """
     each = max(ASKED // len(screenings), 1)
     slowest = sorted(screenings, key=lambda one: -float(one.found.priced[0]))[:ASKED]
-    asked = {c.arrangement: c for one in slowest for c in one.found.configurations[:each]}
     first, *others = screenings
     shared = [key for key in first.known if all(key in one.known for one in others)]
-    asked |= {key: first.known[key][0] for key in shared}
-    asked |= {each.arrangement: each for each in _crossed(slowest)}
+    best_of_each = (c for one in slowest for c in one.found.configurations[:each])
+    of_all = (one.known[key][0] for key in shared for one in screenings)
+    asked = by_arrangement(chain(best_of_each, of_all, _crossed(slowest)))
     pieces = {one.task.task.name: one for one in screenings}
     made: dict[tuple[object, ...], tuple[float, tuple[Configuration, ...]]] = {}
     ranked: list[tuple[float, tuple[Configuration, ...]]] = []
@@ -92,11 +92,13 @@ def common_layouts(
             kept = [each for each in found if each is not None]
             if len(kept) == len(screenings):
                 made[key] = math.fsum(priced for _, priced in kept), tuple(c for c, _ in kept)
-        best, ranked = ranked[:1], sorted(made.values(), key=lambda one: one[0])
+        # of what is level the same comes first, whatever the order of the tasks
+        best, ranked = ranked[:1], [made[key] for key in sorted(made, key=lambda key: (made[key][0], str(key)))]
         if ranked[:1] == best or turn == TURNS - 1:
             break
-        beside = _beside(context, facts, ranked[0][1][0], slowest[:BESIDE])
-        asked = {each.arrangement: each for each in beside if each.arrangement not in heard}
+        nearest = min(ranked[0][1], key=lambda one: one.off_path)
+        beside = _beside(context, facts, nearest, slowest[:BESIDE])
+        asked = by_arrangement(each for each in beside if each.arrangement not in heard)
     return [configurations for _, configurations in ranked[:COMMON]]
 
 
@@ -132,7 +134,8 @@ def _crossed(screenings: Sequence[Screening]) -> Iterator[Configuration]:
         alike = (one.mode, one.staleness, one.scorers) == (other.mode, other.staleness, other.scorers)
         if alike and one.pool("rollout").devices == other.pool("rollout").devices:
             beside = (pool for pool in other.pools if pool.role != "rollout")
-            yield replace(other, pools=(one.pool("rollout"), *beside))
+            departures = one.departures[0], other.departures[1]
+            yield replace(other, pools=(one.pool("rollout"), *beside), departures=departures)
 
 
 def _beside(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -53,6 +53,11 @@ class Configuration:
     def arrangement(self) -> tuple[object, ...]:
         """All but the batch: nothing has to be moved or restarted between two with the same."""
         return (self.mode, self.staleness, self.pools, self.scorers)
+
+    @property
+    def off_path(self) -> tuple[int, tuple[int, int]]:
+        """Departures from the beaten path, of engines and trainer together first: what is nearer to it is less."""
+        return sum(self.departures), self.departures
 
     def checkpoint(self, facts: FrameworkFacts) -> tuple[object, ...]:
         """What its trainer's checkpoints are laid out by: one with the same goes on from them."""
@@ -136,6 +141,14 @@ class Configuration:
             over_provision=b.over_provision,
             max_trajectories=b.max_trajectories,
         )
+
+
+def by_arrangement(configurations: Iterable[Configuration]) -> dict[tuple[object, ...], Configuration]:
+    """One configuration of every arrangement: of several, which tasks have, the nearest to the beaten path."""
+    found: dict[tuple[object, ...], Configuration] = {}
+    for one in configurations:
+        found[one.arrangement] = min(found.get(one.arrangement, one), one, key=lambda each: each.off_path)
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -421,8 +421,7 @@ def test_ranks_that_hold_copies_of_the_attention_admit_for_themselves() -> None:
 def test_basis_says_what_is_extrapolated() -> None:
     plain = serving_basis(QWEN, H100, VLLM)
     assert not plain.extrapolated and plain.reasons == ()
-    low, high = plain.interval(np.array([1.0]))
-    assert low < 1.0 < high
+    assert plain.spread.low < 1.0 < plain.spread.high
     latent = serving_basis(load_architecture("DeepSeek-V3"), load_hardware("h20_sxm"), VLLM, ServedLoad(context=262144))
     assert latent.extrapolated and len(latent.reasons) == 3
     assert latent.spread.high > plain.spread.high

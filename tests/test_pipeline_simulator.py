@@ -198,7 +198,8 @@ def test_wrong_orders_are_listed_whole() -> None:
 
 def test_stage_costs_of_packed_microbatches() -> None:
     profile = LayerProfile.make("x", "AB", [1.0, 2.0], 1.0, 1.0, quadratic_share=[0.5, 0.0], activation_bytes=3.0)
-    sizes = MicrobatchSizes.packed([[100], [50, 50], [50]], 100.0)
+    # of 100 tokens in one sequence, in two, and of 50
+    sizes = MicrobatchSizes(np.array([1.0, 1.0, 0.5]), np.array([1.0, 0.5, 0.25]))
     costs = stage_costs(profile, (1, 1), sizes)
     # Layer A: 1 * (0.5 * linear + 0.5 * quadratic); layer B: 2 * linear.
     assert costs.forward_s.tolist() == [[1.0, 0.75, 0.375], [2.0, 2.0, 1.0]]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlperf.cost.engine_step import EngineLimits, EngineStepCost
+from rlperf.sim.rl_step import timeline as tl
 from rlperf.sim.rl_step.compose import StepStages, Transitions, compose_rl_step, steady_rollout_s
 from rlperf.sim.rl_step.modes import Execution, step_seconds
-from rlperf.sim.rl_step.stages import STAGES as SHOWN
 from rlperf.sim.rollout.rollout import simulate_rollout
 from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.modes import MODES
@@ -94,19 +94,23 @@ def test_stage_seconds_of_a_colocated_step() -> None:
         transitions=Transitions(1.0, 2.0, 3.0, 4.0),
     )
     line = compose_rl_step(Execution("colocated"), stages, trainer_devices=8)
-    assert {name: float(getattr(line.stages_s, name)) for name in SHOWN} == pytest.approx(
+    longest = {name: line.duration_s[line.stage == code].max() for code, name in enumerate(tl.STAGES)}
+    assert longest == pytest.approx(
         {
-            "rollout_s": 60,
-            "reward_s": 2,
-            "scoring_s": 10,
-            "training_s": 20,
-            "weight_sync_s": 4,
-            "data_movement_s": 0.5,
-            "offload_s": 10,
-            "other_s": 1.5,
+            "rollout": 60,
+            "reward": 2,
+            "scoring": 10,
+            "training": 20,
+            "weight_sync": 4,
+            "data_movement": 0.5,
+            "offload": 3,
+            "onload": 2,
+            "wake": 4,
+            "sleep": 1,
+            "other": 1.5,
         }
     )
-    assert line.stages_s.total == pytest.approx(line.rl_step_s)
+    assert line.rl_step_s == pytest.approx(sum(longest.values()))
     assert line.pools == ("shared",)
 
 

@@ -152,7 +152,7 @@ def test_spot_nodes_stop_a_run_that_cannot_go_on_as_failures_do() -> None:
 
 
 def test_drifting_steps_are_summed_and_nonsense_is_refused() -> None:
-    assert whole_run(np.arange(1.0, 11.0), RunFacts(rl_steps=10, devices=1)).rl_steps_s == 55.0
+    assert whole_run(np.arange(1.0, 11.0), RunFacts(rl_steps=10, devices=1)).total_s == 55.0
     with pytest.raises(SpecError):
         RunFacts(rl_steps=0, devices=8)
     with pytest.raises(SpecError):

@@ -1,4 +1,4 @@
-"""Timeline: unions, periods and idle time by hand."""
+"""Timeline: periods and idle time by hand."""
 
 from __future__ import annotations
 
@@ -16,24 +16,10 @@ def two_ranks() -> tl.Timeline:
     return build.freeze()
 
 
-def test_stage_seconds_are_the_union_over_ranks() -> None:
-    line = two_ranks()
-    assert line.rl_step_s == 13.0
-    assert line.stages_s.rollout_s == 10.0
-    assert line.stages_s.training_s == 3.0
-    assert line.stages_s.total == 13.0
-
-
 def test_idle_device_seconds_count_the_wait_for_the_slowest() -> None:
+    assert two_ranks().rl_step_s == 13.0
     # rollout pool: ranks busy 4 s and 10 s of 13 s, 8 devices; trainer: 3 s of 13 s, 4 devices
     assert two_ranks().idle_device_s() == pytest.approx([(13 - 7) * 8, 10 * 4])
-
-
-def test_overlapping_and_nested_spans_are_counted_once() -> None:
-    build = tl.TimelineBuilder(("all",), (1,))
-    for start, end in ((0.0, 10.0), (2.0, 3.0), (5.0, 12.0), (20.0, 21.0)):
-        build.span(tl.SCORING, 0, 0, start, end)
-    assert build.freeze().stages_s.scoring_s == pytest.approx(13.0)
 
 
 def test_period_leaves_the_warm_up_out() -> None:
@@ -48,7 +34,6 @@ def test_period_leaves_the_warm_up_out() -> None:
 def test_empty_timeline() -> None:
     line = tl.TimelineBuilder(("all",), (1,)).freeze()
     assert line.rl_step_s == 0.0
-    assert line.stages_s.total == 0.0
 
 
 def test_ranks_of_a_stage_stand_for_all_devices_of_the_pool() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -174,8 +175,8 @@ def test_every_routing_serves_every_trajectory_once(routing: Routing) -> None:
     assert result.finish_s.min() > 0
     assert result.makespan_s == pytest.approx(result.replica_finish_s.max())
     if routing in ("static_group", "prefix_aware"):
-        for g in np.unique(trajectories.group):
-            assert len(np.unique(result.replica[trajectories.group == g])) == 1
+        own = [set(trajectories.group[members].tolist()) for members in result.members]
+        assert sum(map(len, own)) == len(set.union(*own)) == len(np.unique(trajectories.group))
 
 
 def test_central_queue_balances_better_than_a_split() -> None:
@@ -202,7 +203,7 @@ def test_lost_seconds_by_hand() -> None:
     # replica 0 has both of 3: no tail; replica 1: 5 and 9: half its batch is empty for 4 s
     assert result.replica_finish_s.tolist() == [3.0, 9.0]
     assert (result.lost.imbalance, result.lost.tail) == (6.0, 2.0)
-    assert result.lost.total == pytest.approx(8.0)
+    assert (result.lost.tool_wait, result.lost.prefill_stall, result.lost.preemption) == (0.0, 0.0, 0.0)
     assert result.tokens_per_s == pytest.approx(20 / 9)
 
 
@@ -231,8 +232,8 @@ def test_trajectories_from_a_table_with_turns() -> None:
     made = Trajectories.from_table(table)
     assert (len(made), made.n_turns, made.offsets.tolist(), made.group.tolist()) == (2, 3, [0, 2, 3], [0, 1])
     assert made.generated_tokens.tolist() == [9, 6]
-    assert made.cached_tokens is None
-    kept = Trajectories.from_table(table, recorded_cache=True).take(np.array([1, 0]))
+    assert made.cached_tokens is None  # the recorded hits are those of another engine
+    kept = replace(made, cached_tokens=np.array([0, 8, 0])).take(np.array([1, 0]))
     assert kept.cached_tokens is not None
     assert (kept.offsets.tolist(), kept.cached_tokens.tolist()) == ([0, 1, 3], [0, 0, 8])
 

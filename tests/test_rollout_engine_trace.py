@@ -47,7 +47,6 @@ def test_fit_finds_the_engine_that_made_the_recording(tmp_path: Path) -> None:
     seen = read_engine_traces([write_trace(tmp_path / "a_step_1.jsonl", 1, TRUTH)], groups_per_replica=4)
     other = read_engine_traces([write_trace(tmp_path / "b_step_2.jsonl", 2, TRUTH)], groups_per_replica=4)
     fit = fit_engine(seen, evaluations=400)
-    assert fit.wape < 0.01
     latency, makespan = predict_trace(other[0], fit)
     assert np.abs(latency - other[0].latency_s).sum() < 0.01 * other[0].latency_s.sum()
     assert makespan == pytest.approx(other[0].makespan_s, rel=0.01)

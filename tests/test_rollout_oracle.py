@@ -182,7 +182,6 @@ def test_census_gives_the_makespan_of_any_cost() -> None:
         if not trajectories.single_turn or options != EngineOptions() or trajectories.arrival_s.any():
             continue
         census = take_census(trajectories, limits)
-        assert census.exact
         makespan = simulate_replica(trajectories, cost, limits).makespan_s
         np.testing.assert_allclose(census.makespan_s(cost), makespan, rtol=1e-9, err_msg=f"seed {seed}")
         checked += 1

@@ -259,7 +259,8 @@ def test_every_point_is_in_exactly_one_group(axes: dict[str, int], listed: list[
     per_entry = math.prod(len(values) for _, values in checked.axes)
     for group in groups:
         for index, number in enumerate(group.ids):
-            setting, at = group.setting(index), number % per_entry
+            own = {path: values[index] for path, values in zip(group.fields, group.values, strict=True)}
+            setting, at = {**dict(group.common), **own}, number % per_entry
             for path, values in reversed(checked.axes):
                 assert setting[path] == values[at % len(values)]
                 at //= len(values)

@@ -394,7 +394,6 @@ def test_mixtures_must_add_up() -> None:
 def test_reward_and_filtering() -> None:
     timings = [RewardTiming(k, r, 40.0 + 10 * r + k) for k in range(6) for r in range(2)]
     law = RewardLaw.fit(timings)
-    assert law.recorded(timings).tolist() == [50.0 + k for k in range(6)]
     assert law.sample(4000).mean() == pytest.approx(51, rel=0.1)
     with pytest.raises(SpecError, match="at least 2"):
         RewardLaw.fit(timings[:1])

@@ -12,7 +12,6 @@ import yaml
 
 from rlperf.calibrate.leave_out import reach_of_interval
 from rlperf.calibrate.leave_out_inference import LEAST, Refits, served_group
-from rlperf.calibrate.pooling import Pooled
 from rlperf.calibrate.serving.engines import engine_text
 from rlperf.calibrate.serving.pool import configuration_of, evenly, fit_serving
 from rlperf.calibrate.statistics import weighted_quantile
@@ -29,10 +28,9 @@ METRICS = {"tpot_ms": "stranger", "tokens_per_s_per_gpu": "stranger_throughput"}
 
 @dataclass(frozen=True, eq=False)
 class ServingProfiles:
-    """Profiles by the name of their file, the fit behind them, and how many rows it saw."""
+    """Profiles by the name of their file, and how many rows their fit saw."""
 
     engines: Mapping[str, EngineCalibration]
-    pooled: Pooled
     rows: int
 
 
@@ -44,17 +42,17 @@ def calibrate_serving(table: Table, *, file: str = "", today: str | None = None)
     shipped = {name: load_engine_calibration(name) for name in calibration_names("engines")}
     fits = Refits(table)
     found = {case.engine.id for case in fits.cases}
-    fit = fit_serving(fits.served, [one for one in shipped.values() if one.id in found], file=file or table.file)
+    fitted = fit_serving(fits.served, [one for one in shipped.values() if one.id in found], file or table.file)
     # strangers' intervals are those of the fit as yet: what they have to be wider by can be read off
-    fits.profiles = fit.engines
+    fits.profiles = fitted
     strangers = _strangers(fits)
     day = today or date.today().isoformat()
     engines = {
-        name: _widened(fit.engines[one.id], strangers).model_copy(update={"id": f"{name}-{day}", "date": day})
+        name: _widened(fitted[one.id], strangers).model_copy(update={"id": f"{name}-{day}", "date": day})
         for name, one in shipped.items()
         if one.id in found
     }
-    return ServingProfiles(engines, fit.pooled, len(fits.cases))
+    return ServingProfiles(engines, len(fits.cases))
 
 
 def _widened(engine: EngineCalibration, strangers: Mapping[str, float]) -> EngineCalibration:

@@ -9,7 +9,6 @@ from rlperf.cost.dtypes import dtype_of
 from rlperf.cost.layers import stack_of
 from rlperf.cost.moe import moe_fit
 from rlperf.cost.replica import NATIVE_MXFP4, roles_of
-from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Z95, Spread
 from rlperf.specs.engine_calibration import EngineCalibration
@@ -79,10 +78,6 @@ class Basis:
     extrapolated: bool
     reasons: tuple[str, ...]
     spread: Spread
-
-    def interval(self, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(low, high) of a prediction [s]: the 5th and 95th percentile."""
-        return seconds * self.spread.low, seconds * self.spread.high
 
 
 def borrowed_weights(arch: Architecture, hw: Hardware, engine: EngineCalibration, gemm_dtype: str) -> str:

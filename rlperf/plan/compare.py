@@ -37,11 +37,6 @@ class Side:
         """Mean seconds of the stages ``[stages]``, the rest of the rl_step last [s]."""
         return stage_means(self.evaluation)
 
-    @property
-    def device_s(self) -> float:
-        """Device-seconds per rl_step [s]."""
-        return self.evaluation.rl_step_s * self.evaluation.configuration.devices
-
 
 @dataclass(frozen=True, eq=False)
 class JobComparison:

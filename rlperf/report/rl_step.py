@@ -20,7 +20,7 @@ WIDTH = 36
 _RULES = 13
 """Letters that a table of four columns spends on rules and padding."""
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#999999", "#999999", "#BBBBBB",
-           "#BBBBBB", "#FFFFFF", "#666666")  # fmt: skip
+           "#BBBBBB", "#666666")  # fmt: skip
 """Okabe and Ito's palette by stage code, as in the figure of a plan."""
 
 

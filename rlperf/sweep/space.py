@@ -88,10 +88,6 @@ class Group:
         ]
         return (*self.common, *opened)
 
-    def setting(self, point: int) -> dict[str, Any]:
-        """What one of its points sets, by dotted path."""
-        return {**dict(self.common), **{path: v[point] for path, v in zip(self.fields, self.values, strict=True)}}
-
     def column(self, path: str) -> Coded | None:
         """What its points set a field to; None where they leave it as it is in the job."""
         if path in self.fields:

@@ -10,7 +10,7 @@ import numpy as np
 from rlperf.errors import SpecError
 from rlperf.workload.laws import Law
 from rlperf.workload.lengths import Float, Int
-from rlperf.workload.records import FilterBatch, RewardTiming, reward_max_over_ranks
+from rlperf.workload.records import FilterBatch, RewardTiming
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,13 @@ class RewardLaw:
         ranks = len({t.rank for t in timings})
         return cls(float(times.mean()), float(times.std(ddof=1)), ranks, int(times.size))
 
-    def sample(self, rl_steps: int, seed: int = 0, ranks: int | None = None) -> Float:
+    def sample(self, rl_steps: int, seed: int = 0) -> Float:
         """Reward time [s] of each rl_step: the largest of its ranks. The law's own error (few records) is drawn too."""
         rng = np.random.default_rng(seed)
         sigma = self.sigma * np.sqrt((self.n - 1) / rng.chisquare(self.n - 1, rl_steps))
         mu = self.mu + sigma / np.sqrt(self.n) * rng.standard_normal(rl_steps)
-        draws = rng.standard_normal((ranks or self.ranks, rl_steps))
+        draws = rng.standard_normal((self.ranks, rl_steps))
         return np.asarray(np.exp(mu + sigma * draws).max(axis=0))
-
-    @staticmethod
-    def recorded(timings: Sequence[RewardTiming]) -> Float:
-        """Recorded reward time [s] per rl_step."""
-        return reward_max_over_ranks(tuple(timings))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,6 @@ class TraceFit:
     ----------
     decode_fixed_s, decode_per_request_s : d_0, d_s [s]
     prefill_per_request_s, prefill_per_token_s : p_s, s [s]
-    wape : sum of absolute errors over sum of latencies on the fitted rows [1]
     low, high : measured over predicted on the fitted rows, 5th and 95th percentile [1]
     """
 
@@ -67,7 +66,6 @@ class TraceFit:
     decode_per_request_s: float
     prefill_per_request_s: float
     prefill_per_token_s: float
-    wape: float = float("nan")
     low: float = float("nan")
     high: float = float("nan")
 
@@ -199,8 +197,7 @@ def fit_engine(
     found = minimize(error, _start(whole, limits), method="Nelder-Mead", options={"maxfev": evaluations})
     turns, _ = predicted(found.x)
     low, high = np.quantile(measured / turns, [0.05, 0.95])
-    wape = float(np.abs(turns - measured).sum() / measured.sum())
-    return replace(_fit_of(found.x), wape=wape, low=float(low), high=float(high))
+    return replace(_fit_of(found.x), low=float(low), high=float(high))
 
 
 def _fit_of(logs: FloatArray) -> TraceFit:

@@ -187,17 +187,8 @@ def _factors(levels: Mapping[str, Levels], kind: Grouped, engine: str) -> list[G
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class ServingFit:
-    """A fit of all rows: profiles, and ln predicted of every row by the fit that did not see its configuration."""
-
-    pooled: Pooled
-    engines: dict[str, EngineCalibration]
-    apart: FloatArray
-
-
-def fit_serving(served: ServingRows, profiles: Sequence[EngineCalibration], *, file: str = "") -> ServingFit:
-    """Fit every engine to all rows; intervals from the rows predicted without their configuration."""
+def fit_serving(served: ServingRows, profiles: Sequence[EngineCalibration], file: str) -> dict[str, EngineCalibration]:
+    """Every engine fitted to all rows; intervals from the rows predicted without their configuration."""
     rows = served.rows
     pooled = fit_pool(rows)
     logs = pooled.logs(rows.labels, len(rows.measured))
@@ -205,13 +196,12 @@ def fit_serving(served: ServingRows, profiles: Sequence[EngineCalibration], *, f
     apart, _ = left_out(rows, served.folds, pooled)
     seen = np.ones(len(rows.measured), dtype=bool)
     spread = spread_served(served, apart)
-    engines = {
+    return {
         name: _with_quality(one, served, inside, apart, file).model_copy(
             update={"spread_served": spread, **first_token_spread(one, served, first)}
         )
         for name, one in profiles_of(pooled, served, seen, profiles).items()
     }
-    return ServingFit(pooled, engines, apart)
 
 
 def spread_served(served: ServingRows, apart: FloatArray) -> ServingSpread | None:

@@ -139,11 +139,6 @@ class Evaluation:
         return self.updated.cost
 
     @property
-    def scoring(self) -> TrainingCost:
-        """Breakdown of one scoring pass of every replicate."""
-        return self.scored.cost
-
-    @property
     def microbatches(self) -> Microbatches:
         """Of the optimizer updates ``[replicates x updates]``."""
         return self.updated.batches

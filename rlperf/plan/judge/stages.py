@@ -189,7 +189,7 @@ def adaptive_note(
     context: Context, architecture: Architecture, configuration: Configuration, batches: Microbatches, demand: Demand
 ) -> str:
     """What partition, placement and schedule together could reach, in words; empty where it is not worth a word."""
-    from rlperf.plan.pipeline import PipelineProblem, optimize, passes_within, stage_layout
+    from rlperf.plan.pipeline import PipelineProblem, beyond_frameworks, optimize, passes_within
     from rlperf.sim.pipeline import MicrobatchSizes
 
     pool = configuration.pool("trainer")
@@ -209,7 +209,7 @@ def adaptive_note(
     gain = now / float(plan.makespan_s) - 1.0
     if gain < NOTEWORTHY:
         return ""
-    beyond = stage_layout(plan, profile).beyond
+    beyond = beyond_frameworks(plan)
     return f"pipeline: partition, placement and schedule together would make an update {100 * gain:.0f} % faster" + (
         f", but the framework cannot express it ({'; '.join(beyond)})" if beyond else ""
     )

@@ -1,6 +1,6 @@
 """Adaptive pipelines: partition, placement and schedule planned together."""
 
-from rlperf.plan.pipeline.express import StageLayout, stage_layout
+from rlperf.plan.pipeline.express import beyond_frameworks
 from rlperf.plan.pipeline.list_schedule import Policy
 from rlperf.plan.pipeline.optimize import PipelinePlan, optimize, passes_within
 from rlperf.plan.pipeline.problem import PipelineProblem
@@ -12,11 +12,10 @@ __all__ = [
     "PipelinePlan",
     "PipelineProblem",
     "Policy",
-    "StageLayout",
     "StandardSchedule",
+    "beyond_frameworks",
     "optimize",
     "passes_within",
-    "stage_layout",
     "standard_schedules",
     "uniform_partition",
 ]

@@ -43,7 +43,6 @@ class ExactPlan:
     placement: tuple[int, ...]
     orders: Orders | None
     proven: bool
-    nodes: int
 
 
 class _Rows:
@@ -277,7 +276,7 @@ def best_plan(problem: PipelineProblem, limit_s: float, *, max_nodes: int = 400_
             head[d] = heads[a] if head[d] < 0.0 else head[d]
         ranked.append((max(x + max(h, 0.0) for x, h in zip(load, head, strict=True)), cuts, placement))
     ranked.sort()
-    best = ExactPlan(limit_s, (), (), None, True, 0)
+    best = ExactPlan(limit_s, (), (), None, True)
     nodes = 0
     for bound, cuts, placement in ranked:
         if bound >= best.makespan_s * (1.0 - 1e-9):
@@ -293,7 +292,7 @@ def best_plan(problem: PipelineProblem, limit_s: float, *, max_nodes: int = 400_
         )
         nodes += found.nodes
         if not found.proven:
-            return ExactPlan(best.makespan_s, best.cuts, best.placement, best.orders, False, nodes)
+            return ExactPlan(best.makespan_s, best.cuts, best.placement, best.orders, False)
         if found.orders is not None:
-            best = ExactPlan(found.makespan_s, cuts, placement, found.orders, True, nodes)
-    return ExactPlan(best.makespan_s, best.cuts, best.placement, best.orders, True, nodes)
+            best = ExactPlan(found.makespan_s, cuts, placement, found.orders, True)
+    return best

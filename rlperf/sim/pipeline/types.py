@@ -69,19 +69,6 @@ class MicrobatchSizes:
             raise SpecError(f"{count} micro-batches: at least 1 is due")
         return cls(np.ones(count), np.ones(count))
 
-    @classmethod
-    def packed(cls, lengths: Sequence[Sequence[int]], reference_tokens: float) -> MicrobatchSizes:
-        """From the sequence lengths [tokens] packed into each micro-batch.
-
-        >>> MicrobatchSizes.packed([[4096], [2048, 2048]], 4096).quadratic
-        array([1. , 0.5])
-        """
-        if reference_tokens <= 0.0:
-            raise SpecError("reference_tokens must be positive")
-        linear = np.array([float(np.sum(part)) for part in lengths]) / reference_tokens
-        squares = np.array([float(np.sum(np.square(np.asarray(part, dtype=np.float64)))) for part in lengths])
-        return cls(linear, squares / reference_tokens**2)
-
 
 @dataclass(frozen=True)
 class StageCosts:

@@ -60,16 +60,11 @@ class StageSeconds:
     def of(cls, rollout_s: npt.ArrayLike, **stages: npt.ArrayLike | None) -> StageSeconds:
         """From plain numbers or arrays.
 
-        >>> float(StageSeconds.of(60.0, training_s=20.0, other_s=1.0).total)
-        81.0
+        >>> float(StageSeconds.of(60.0, training_s=20.0, other_s=1.0).training_s)
+        20.0
         """
         arrays = {name: np.asarray(value, np.float64) for name, value in stages.items() if value is not None}
         return cls(np.asarray(rollout_s, np.float64), **arrays)
-
-    @property
-    def total(self) -> FloatArray:
-        """Sum of the stages of `STAGES` [s]."""
-        return np.asarray(sum(getattr(self, name) for name in STAGES))
 
 
 STAGES = (

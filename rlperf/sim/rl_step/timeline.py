@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlperf.layout import BoolArray, FloatArray, IntArray
-from rlperf.sim.rl_step.stages import StageSeconds
+from rlperf.layout import FloatArray, IntArray
 
 STAGES = (
     "rollout",
@@ -23,22 +22,10 @@ STAGES = (
     "onload",
     "wake",
     "sleep",
-    "idle",
     "other",
 )
 """Names of the stage codes."""
-ROLLOUT, REWARD, SCORING, TRAINING, WEIGHT_SYNC, DATA_MOVEMENT, OFFLOAD, ONLOAD, WAKE, SLEEP, IDLE, OTHER = range(12)
-
-_GROUP = {
-    "rollout_s": (ROLLOUT,),
-    "reward_s": (REWARD,),
-    "scoring_s": (SCORING,),
-    "training_s": (TRAINING,),
-    "weight_sync_s": (WEIGHT_SYNC,),
-    "data_movement_s": (DATA_MOVEMENT,),
-    "offload_s": (OFFLOAD, ONLOAD, WAKE, SLEEP),
-    "other_s": (OTHER,),
-}
+ROLLOUT, REWARD, SCORING, TRAINING, WEIGHT_SYNC, DATA_MOVEMENT, OFFLOAD, ONLOAD, WAKE, SLEEP, OTHER = range(11)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,35 +86,10 @@ class Timeline:
         first = ends[self.warmup - 1] if self.warmup else float(self.start_s.min())
         return float((ends[-1] - first) / max(ends.size - self.warmup, 1))
 
-    @property
-    def stages_s(self) -> StageSeconds:
-        """Wall seconds of each stage per rl_step: time during which at least one rank of any pool is in it [s].
-
-        ``offload_s`` holds offload, onload, engine sleep and wake together. Where pools overlap, the stages add up to
-        more than the rl_step; where ranks wait for each other, to less.
-        """
-        steps = self.rl_steps
-        kept = np.isin(self.rl_step, steps)
-        count = max(steps.size, 1)
-        return StageSeconds.of(
-            **{name: self._covered_s(kept & np.isin(self.stage, codes)) / count for name, codes in _GROUP.items()}
-        )
-
-    def _covered_s(self, mask: BoolArray) -> float:
-        """Length of the union of the chosen spans, counted rl_step by rl_step [s]."""
-        total = 0.0
-        for step in np.unique(self.rl_step[mask]):
-            chosen = mask & (self.rl_step == step)
-            order = np.argsort(self.start_s[chosen], kind="stable")
-            start, end = self.start_s[chosen][order], self.end_s[chosen][order]
-            reached = np.maximum.accumulate(np.concatenate([start[:1], end]))[:-1]
-            total += float(np.maximum(end - np.maximum(start, reached), 0.0).sum())
-        return total
-
     def idle_device_s(self) -> FloatArray:
         """Device-seconds per rl_step in which the devices of each pool do nothing [s] ``[pools]``.
 
-        A rank that has no span at some time, or whose span is ``idle``, idles. In each stage, its ranks stand for
+        A rank that has no span at some time idles. In each stage, its ranks stand for
         equal parts of the pool's devices (replicas in rollout, data-parallel ranks in training).
         """
         idle = np.zeros(len(self.pools))
@@ -138,8 +100,6 @@ class Timeline:
         for pool in range(len(self.pools)):
             busy = 0.0
             for stage in np.unique(self.stage[self.pool == pool]):
-                if stage == IDLE:
-                    continue
                 whole = (self.pool == pool) & (self.stage == stage)
                 ranks = int(np.unique(self.rank[whole]).size)
                 busy += float(self.duration_s[whole & kept].sum()) / count / ranks

@@ -86,7 +86,6 @@ class RunCost:
     """
 
     total_s: float
-    rl_steps_s: float
     start_up_s: float
     checkpoint_s: float
     validation_s: float
@@ -140,7 +139,6 @@ def whole_run(rl_step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
     usd = None if facts.usd_per_device_hour is None else hours * facts.usd_per_device_hour
     return RunCost(
         total_s=total,
-        rl_steps_s=useful,
         start_up_s=once,
         checkpoint_s=checkpoint,
         validation_s=validation,

@@ -50,7 +50,6 @@ class StepCensus:
     mixed : (requests that decode, keys that they read, prefilled tokens) of every engine_step with prefill
         ``[3, engine_steps]``
     wait_s : T_w, time without any request to compute [s]
-    exact : whether the counts hold for every cost
     """
 
     batch: IntArray
@@ -66,7 +65,6 @@ class StepCensus:
     batch_keys: FloatArray
     mixed: FloatArray
     wait_s: float = 0.0
-    exact: bool = True
     _weights: dict[tuple[bytes, bytes], tuple[FloatArray, FloatArray]] = field(default_factory=dict, repr=False)
 
     @property
@@ -184,7 +182,6 @@ def take_census(
         batch_keys=batch_keys,
         mixed=np.array([runs.running[prefill], runs.keys[prefill], runs.prefill_tokens[prefill]], dtype=np.float64),
         wait_s=max(wait_s, 0.0),
-        exact=trajectories.single_turn and not trajectories.arrival_s.any(),
     )
 
 

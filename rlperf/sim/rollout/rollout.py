@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
@@ -49,11 +49,6 @@ class LostSeconds:
     prefill_stall: float
     preemption: float
 
-    @property
-    def total(self) -> float:
-        """All causes together [device s]."""
-        return float(sum(getattr(self, f.name) for f in fields(self)))
-
 
 @dataclass(frozen=True, eq=False)
 class RolloutResult:
@@ -62,7 +57,6 @@ class RolloutResult:
     Attributes
     ----------
     finish_s : end of each trajectory [s] ``[trajectories]``
-    replica : which replica served it ``[trajectories]``
     members : trajectories of each replica, in the order of its timeline
     timelines : one per replica
     devices : of each replica ``[replicas]``
@@ -74,7 +68,6 @@ class RolloutResult:
     """
 
     finish_s: FloatArray
-    replica: IntArray
     members: tuple[IntArray, ...]
     timelines: tuple[ReplicaTimeline, ...]
     devices: IntArray
@@ -162,12 +155,11 @@ def simulate_rollout(
             simulate_replica(trajectories.take(m), r.cost, r.limits, options=options)
             for m, r in zip(members, replicas, strict=True)
         )
-    finish, owner = np.zeros(len(trajectories)), np.zeros(len(trajectories), dtype=np.int64)
-    for r, (m, timeline) in enumerate(zip(members, timelines, strict=True)):
-        finish[m], owner[m] = timeline.trajectory_finish_s, r
+    finish = np.zeros(len(trajectories))
+    for m, timeline in zip(members, timelines, strict=True):
+        finish[m] = timeline.trajectory_finish_s
     return RolloutResult(
         finish_s=finish,
-        replica=owner,
         members=members,
         timelines=timelines,
         devices=np.array([r.devices for r in replicas], dtype=np.int64),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -73,18 +73,16 @@ class Trajectories:
         )
 
     @classmethod
-    def from_table(cls, table: LengthTable, *, recorded_cache: bool = False) -> Trajectories:
-        """Trajectories of a length table, in the order of their first rows.
+    def from_table(cls, table: LengthTable) -> Trajectories:
+        """Trajectories of a length table, in the order of their first rows; groups of several rl_steps stay apart.
 
-        ``recorded_cache`` keeps the recorded prefix hits (then the simulated engine takes them as given instead of
-        finding its own). Groups of several rl_steps stay apart.
+        Without the recorded prefix hits: an engine finds its own.
         """
         if table.n == 0:
             raise SpecError("rollout: the length table is empty")
         group, _ = table.group_index()
         if table.trajectory is None:
-            made = cls.of(table.prompt_tokens, table.response_tokens, group=group)
-            return replace(made, cached_tokens=table.cached_tokens) if recorded_cache else made
+            return cls.of(table.prompt_tokens, table.response_tokens, group=group)
         names, first, index = np.unique(table.trajectory, return_index=True, return_inverse=True)
         rank = np.empty(len(names), dtype=np.int64)
         rank[np.argsort(first, kind="stable")] = np.arange(len(names))
@@ -99,7 +97,6 @@ class Trajectories:
             offsets=offsets,
             group=group[order][offsets[:-1]],
             arrival_s=np.zeros(len(names)),
-            cached_tokens=table.cached_tokens[order] if recorded_cache and table.cached_tokens is not None else None,
         )
 
     def __len__(self) -> int:
@@ -149,6 +146,7 @@ class Trajectories:
 
         The last token of a prompt is always computed.
 
+        >>> from dataclasses import replace
         >>> group = Trajectories.of([40, 90], [5, 5], group=[0, 0])
         >>> group.beginnings.tolist(), replace(group, shared_tokens=np.array([64, 64])).beginnings.tolist()
         ([39, 89], [39, 64])

@@ -212,6 +212,18 @@ def test_the_program_chooses_as_brute_force_does_and_says_what_they_gained() -> 
     assert found[2][0].startswith("12 engines on the trainer's devices while it waits, in 4 of 4 rl_steps: rollout ")
 
 
+def test_engines_of_their_own_and_on_lent_devices_are_not_crossed_past_what_the_risk_allows() -> None:
+    """Engines that fit beside one trainer were planned on the devices of another (a risk of 0.6 % for 0.5)."""
+    settings = {"borrows": [False, True], "kv_dtype": "fp8"}
+    task = {"name": "t", "workload": "math", "prompts_per_step": 64, "group_size": 8, "max_response_tokens": "16k"}
+    asked = {
+        "architecture": "Qwen3-14B", "cluster": "dgx_h100", "nodes": 2, "framework": "verl", "modes": ["one_step_off"],
+        "limits": {"staleness": 1}, "tasks": [task], "pools": [{"role": "rollout", "settings": settings}],
+    }  # fmt: skip
+    plan = plan_job(resolve(Job.model_validate(asked)))
+    assert all(use.total <= use.allowed for use in plan.phases[0].predicted.memory_bytes.values())
+
+
 def test_a_trainer_that_never_waits_lends_nothing() -> None:
     context, lent, _ = judged(job_of([True], rollout=12, max_response_tokens=512))
     alone = Judge(context, context.tasks[0]).evaluate(lent.demand, lent.configuration.with_rollout(borrows=False))

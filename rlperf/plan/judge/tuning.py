@@ -168,12 +168,13 @@ def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) 
 def _with_the_best_trainer(
     context: Context, screened: Screened, judged: tuple[Evaluation, ...]
 ) -> list[Configuration]:  # fmt: skip
-    """Engines near the best, as many requests at once as serve best, with its trainer, where they share no memory."""
+    """Engines near the best, as many requests at once as serve best, with its trainer, where neither shares memory."""
     best = _best(context, judged, 1)[0].configuration
     if best.shares_memory:
         return []
     trainer, found = best.pool("trainer"), []
-    for one in (each.configuration for each in _best_of_each_engine(context, judged)):
+    near = (each.configuration for each in _best_of_each_engine(context, judged))
+    for one in (each for each in near if not each.shares_memory):  # those fit beside the trainer that they stand with
         engine = one.pool("rollout")
         same = best.mode, best.batch, engine.layout, trainer.layout
         pairs = (c for c in screened.configurations

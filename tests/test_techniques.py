@@ -311,3 +311,20 @@ def test_what_a_framework_has_no_key_for_is_refused_with_those_that_have_one() -
         SpecError, match=r"no key for rollout\.rollout_dtype.*name one that has: areal, nemo_rl, verl\)"
     ):
         rlperf.plan_job(job, pools=pools)
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings", "said"),
+    [
+        ("areal", {"kv_dtype": "fp8"}, r"kv_dtype \(fp8\).*or state engine: sglang, for which it has one\)"),
+        ("verl==0.9", {"borrows": True}, r"verl 0\.9 has no key for rollout\.borrows.*that has: verl==main\)"),
+    ],
+)
+def test_what_its_other_engine_or_release_has_is_not_said_to_be_had_by_the_framework_itself(
+    framework: str, settings: dict[str, object], said: str
+) -> None:
+    """AReaL with vLLM has no key for an 8-bit cache: "name one that has: areal", it was told."""
+    asked = rlperf.short_job("Qwen3-8B", 16, "h100", framework=framework, mode="one_step_off", staleness=1)
+    pools = [{"role": "rollout", "settings": settings}]
+    with pytest.raises(SpecError, match=said):
+        rlperf.plan_job(asked, pools=pools)

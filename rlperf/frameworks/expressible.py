@@ -267,8 +267,7 @@ def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> li
                 if why := facts.unwritten.get(f"{pool.role}.{name}"):
                     message = f"rlperf writes no {pool.role}.{name} ({said}) for {facts.name} {facts.version}: {why}"
                 runs = "" if usual == (None,) else f", as it runs {' or '.join(map(str, usual))}"
-                elsewhere = frameworks_with(f"{pool.role}.{name}", given[0] if isinstance(given, tuple) else given)
-                other = f"or name one that has: {', '.join(elsewhere)}" if elsewhere else "or name another framework"
+                other = _said_elsewhere(facts, f"{pool.role}.{name}", given[0] if isinstance(given, tuple) else given)
                 if name in NOWHERE:
                     other = "as no framework has a key; `rlperf predict` tells it"
                 hint = f"its files could not say it: leave it out{runs}, {other}"
@@ -291,6 +290,17 @@ def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> li
         hint = "its run stops and starts again, so state spot: {pools: all}; slime goes on"
         found.append(Problem(message, suggestion=hint))
     return found
+
+
+def _said_elsewhere(facts: FrameworkFacts, key: str, value: object) -> str:
+    """Where a setting has a key: with the framework's other engine, in its newest version, or in other frameworks."""
+    adapter = adapter_of(facts.name)
+    theirs = [each for each in facts.engines if states(adapter, facts.version, each, ref(key), facts.backends, value)]
+    if theirs:
+        return f"or state engine: {' or '.join(theirs)}, for which it has one"
+    newest = {facts.name: f"{facts.name}=={key_table(facts.name).versions[-1]}"}
+    elsewhere = ", ".join(newest.get(each, each) for each in frameworks_with(key, value))
+    return f"or name one that has: {elsewhere}" if elsewhere else "or name another framework"
 
 
 def _unsayable_weights(job: Job, facts: FrameworkFacts) -> list[Problem]:

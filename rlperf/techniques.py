@@ -42,6 +42,8 @@ Fields = Mapping[str, Any]
 Stage = Literal["rollout", "training", "rl_step"]
 SMALL = 0.02
 """A change of the rl_step below this share is not worth a switch, and the table says what is in its way [1]."""
+NOTHING = "nothing: "
+"""What `Technique.measured` begins with where no run with and without it is known: its row says so."""
 PLANNING = 0.95
 """Share of the work that planning is; the rest are the draws that plans are compared on [1]."""
 
@@ -123,7 +125,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "prefill apart from decode", "rollout", lambda _: {ROLLOUT + "prefill_replicas": [1, 2, 4, 8]},
-        "rollout.prefill_replicas", "kernels and engines, as in serving",
+        "rollout.prefill_replicas", "nothing: kernels and engines, as in serving",
         "the cache of a prompt is sent at the link's rate when all of it is there", simulated=True,
     ),
     Technique(
@@ -334,6 +336,7 @@ def _gain(
         return replace(row, said=str(refusal) if own in row.frameworks else refusal.message)
     off, on = (then, now) if technique.usual else (now, then)
     step, before, after = compare_weighted(off.sides, on.sides), off.longest, on.longest
+    unseen = "no run with it is measured" if technique.measured.startswith(NOTHING) else ""
     return replace(
         row,
         rl_step_s=on.rl_step_s,
@@ -342,7 +345,7 @@ def _gain(
         high=1.0 - step.low,
         engine_bytes=float((_engine(after) - _engine(before)).item()),
         trainer_bytes=float((after.evaluation.held.peak - before.evaluation.held.peak).item()),
-        said=", ".join(filter(None, (_lag(fields, after), _said(technique, before, after, step.ratio)))),
+        said=", ".join(filter(None, (_lag(fields, after), _said(technique, before, after, step.ratio), unseen))),
     )
 
 

@@ -103,6 +103,14 @@ def test_the_table_says_what_plans_say() -> None:
     assert cache_row.gain == pytest.approx(1.0 - changed / now)
 
 
+def test_a_row_that_no_run_stands_behind_says_so() -> None:
+    """Muon stood there at 0 % (-2 .. 2) as fp8 training did at 6 (4 .. 8): only the guide told them apart."""
+    asked = job(framework="slime", max_response="8k")
+    muon, training = gains(asked, ("Muon", "fp8 training"), draws=1).rows[::-1]
+    assert "no run with it is measured" in muon.said and muon.gain is not None
+    assert "measured" not in training.said and training.gain is not None
+
+
 def test_what_the_job_has_already_changes_nothing_for_sure() -> None:
     """The doubt of its drafts, which both have, went to one end twice: one step off gained +0 % (-35 .. -35)."""
     asked = changed_job(

@@ -18,41 +18,55 @@ from rlperf.plan.judge.at_once import (
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.question.context import Context, TaskContext
+from rlperf.specs.pool import Role
 from rlperf.specs.speculation import NONE
 from rlperf.units import human_bytes, human_seconds, human_share
 
-TRAINER_TECHNIQUES: dict[str, tuple[str | bool, str]] = {
-    "shared_prefix": (False, "prompts of a group computed once"),
-    "router_replay": ("none", "experts repeated as recorded"),
-    "optimizer": ("adam", "muon"),
-}
-"""Setting of the trainer -> (what it is without the technique, what the technique is called)."""
 NARROW, WIDE = {"rollout_dtype": "weights of the engine", "kv_dtype": "cache"}, "bf16"
 """Setting of the rollout that may be narrow -> what it is the type of; what it is compared with."""
+SWITCHES: dict[tuple[Role, str], tuple[str | bool | None, str]] = {
+    ("rollout", "draft_training"): (False, "the head that drafts trained with its policy"),
+    ("rollout", "expert_dispatch"): ("nccl", "{} between the experts of engines"),
+    ("trainer", "expert_dispatch"): ("nccl", "{} between the experts of the trainer"),
+    ("trainer", "compute_dtype"): (WIDE, "training in {}"),
+    ("trainer", "shared_prefix"): (False, "prompts of a group computed once"),
+    ("trainer", "turn_samples"): (False, "a sample for every turn"),
+    ("trainer", "lora_rank"): (None, "adapters of rank {}"),
+    ("trainer", "router_replay"): ("none", "experts repeated as recorded"),
+    ("trainer", "optimizer"): ("adam", "muon"),
+}
+"""Setting of a pool -> (what it is without the technique, what the technique is called, with the setting's value)."""
 
 
 def gains(context: Context, task: TaskContext, evaluation: Evaluation, fewer: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """A line per technique: scoring, training and the rl_step with it, and what they would take without.
+    """A line per technique: what takes how long with it, and what it would take without.
 
     ``fewer``: what `fewer_at_once` tells, before which nobody asks whether there are enough environments.
     """
-    settings = evaluation.configuration.pool("trainer").settings
-    of_trainer = (
-        _line(words, evaluation, _without(context, task, evaluation, name, off))
-        for name, (off, words) in TRAINER_TECHNIQUES.items()
-        if getattr(settings, name) not in (None, off)
-    )
-    drafts = _of_drafts(context, task, evaluation)
     return (
-        *drafts,
+        *_of_drafts(context, task, evaluation),
         *_of_precision(context, task, evaluation),
         *_of_partial_rollouts(context, task, evaluation),
         *_of_readers(context, task, evaluation),
         *_of_lending(context, task, evaluation),
         *_of_jobs(context, task, evaluation),
-        *of_trainer,
+        *_of_switches(context, task, evaluation),
         *(fewer or environments(context, task, evaluation)),
     )
+
+
+def _of_switches(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
+    """The same of every setting of `SWITCHES` that is on; types as wide as what they are compared with are not."""
+    lines = []
+    for (role, name), (off, words) in SWITCHES.items():
+        value = getattr(evaluation.configuration.pool(role).settings, name)
+        wide = name.endswith("_dtype") and not dtype_of(value).weight_bytes < dtype_of(WIDE).weight_bytes
+        shared = name == "lora_rank" and evaluation.demand.batch.lora_jobs > 1  # by jobs that need adapters: `_of_jobs`
+        if value in (None, off) or wide or shared:
+            continue
+        without = _without(context, task, evaluation, role, name, off)
+        lines.append(_line(words.format(value), role, evaluation, without))
+    return tuple(lines)
 
 
 def _of_drafts(context: Context, task: TaskContext, evaluation: Evaluation) -> tuple[str, ...]:
@@ -144,7 +158,7 @@ def _of_jobs(context: Context, task: TaskContext, evaluation: Evaluation) -> tup
         return ()
     own = replace(batch, prompts=batch.prompts // jobs, generated=-(-batch.generated // jobs), lora_jobs=1)
     demand = task.source.demand(own, evaluation.demand.rl_steps, context.job.seed)
-    alone = _without(context, task, replace(evaluation, demand=demand), "lora_jobs", 1).rl_step_s
+    alone = _without(context, task, replace(evaluation, demand=demand), "trainer", "lora_jobs", 1).rl_step_s
     now, then = human_seconds(evaluation.rl_step_s), human_seconds(jobs * alone)
     instead = f"{then} one after the other ({jobs * alone / evaluation.rl_step_s:.2f} times as fast)"
     return (f"{jobs} LoRA jobs of {own.prompts} prompts on one base: rl_step {now}, {instead}",)
@@ -214,27 +228,34 @@ def environments(context: Context, task: TaskContext, evaluation: Evaluation) ->
 
 
 def _without(
-    context: Context, task: TaskContext, evaluation: Evaluation, name: str, off: str | bool | int
+    context: Context, task: TaskContext, evaluation: Evaluation, role: Role, name: str, off: str | bool | int | None
 ) -> Evaluation:
-    """The configuration judged with one setting of its trainer, and of the job's, turned off."""
+    """The configuration judged with one setting of a pool, and of the job's, turned off."""
     pools = tuple(
         pool.model_copy(update={"settings": pool.settings.model_copy(update={name: off})})
-        if pool.role == "trainer"
+        if pool.role == role
         else pool
         for pool in context.job.pools
     )
     plain = replace(context, job=context.job.model_copy(update={"pools": pools}))
-    return Judge(plain, task).evaluate(evaluation.demand, evaluation.configuration.with_trainer(**{name: off}))
+    configuration = evaluation.configuration
+    change = configuration.with_rollout if role == "rollout" else configuration.with_trainer
+    return Judge(plain, task).evaluate(evaluation.demand, change(**{name: off}))
 
 
-def _line(words: str, evaluation: Evaluation, without: Evaluation) -> str:
+def _line(words: str, role: Role, evaluation: Evaluation, without: Evaluation) -> str:
     now, then = (human_seconds(each.rl_step_s) for each in (evaluation, without))
     ratio = without.rl_step_s / evaluation.rl_step_s
     pace = f"{ratio:.2f} times as fast" if ratio >= 1.0 else f"{human_share(1.0 / ratio - 1.0, 1)} longer"
-    work = _trainer_s(without) / max(_trainer_s(evaluation), 1e-9)
+    stages, stages_s = ("rollout", _rollout_s) if role == "rollout" else ("scoring and training", _trainer_s)
+    work = stages_s(without) / max(stages_s(evaluation), 1e-9)
     spared = float(without.held.peak[0] - evaluation.held.peak[0])
     memory = f", {human_bytes(spared)} a device spared" if spared > 1e8 else ""
-    return f"{words}: rl_step {now} instead of {then} ({pace}), scoring and training {work:.2f} times{memory}"
+    return f"{words}: rl_step {now} instead of {then} ({pace}), {stages} {work:.2f} times{memory}"
+
+
+def _rollout_s(evaluation: Evaluation) -> float:
+    return float(evaluation.seconds.rollout_s.mean())
 
 
 def _trainer_s(evaluation: Evaluation) -> float:

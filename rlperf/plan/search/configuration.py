@@ -113,7 +113,7 @@ class Configuration:
         """A copy whose trainer (and what shares its layout) runs every pipeline stage in one piece."""
         return self._having("layout", {"virtual_pipeline": 1}, engines=False)
 
-    def with_rollout(self, **settings: float | str) -> Configuration:
+    def with_rollout(self, **settings: float | str | None) -> Configuration:
         """A copy whose rollout pool has some settings replaced."""
         return self._having("settings", settings, engines=True)
 

@@ -338,6 +338,79 @@ def test_layers_of_one_kind_may_differ() -> None:
         from_hf({**data, "block_configs": [{"attention": {"sparsify": {"a": 1}}, "ffn": {}}] * 4}, name="x", source="t")
 
 
+def test_numbers_of_a_layer_list_mean_what_the_list_says() -> None:
+    """A config.json of MiniMax-M2 lists attention of type 1 in every layer, and was refused: only M1 had numbers."""
+    listed = _shape("minimax_m2", (64, 4, 8, 2, 32, 1000), head_dim=16, num_local_experts=8, num_experts_per_tok=2)
+    plain = from_hf(listed, name="x", source="t")
+    assert from_hf({**listed, "attn_type_list": [1] * 4}, name="x", source="t") == plain
+    mixed = from_hf({**LLAMA, "hybrid_layer_pattern": [0, 1, 1, 0], "sliding_window": 8}, name="x", source="t")
+    assert mixed.layer_mixers == ("full", "sliding", "sliding", "full")
+    with pytest.raises(SpecError, match="layer_types: rlperf does not know 1"):
+        from_hf({**LLAMA, "layer_types": [1] * 4}, name="x", source="t")
+
+
+@pytest.mark.parametrize(
+    ("classed", "scores"),
+    [
+        ("Qwen2ForProcessRewardModel", True),  # Qwen/Qwen2.5-Math-PRM-7B
+        ("InternLM2ForRewardModel", True),
+        ("LlamaForRewardModelWithGating", True),  # RLHFlow/ArmoRM
+        ("LlamaForScore", True),
+        ("LlamaForTokenClassification", True),
+        ("LlamaForCausalLM", False),
+    ],
+)
+def test_classes_of_reward_models_have_no_head_over_the_vocabulary(classed: str, scores: bool) -> None:
+    """Of such a model the parameters held a head of 545M that a 7B does not have, and it was planned as a policy."""
+    whole, arch = (from_hf({**LLAMA, **more}, name="x", source="t") for more in ({}, {"architectures": [classed]}))
+    assert arch.classifies == scores
+    assert parameters(whole) - parameters(arch) == scores * 64 * (1000 - 1)
+
+
+@pytest.mark.parametrize(("field", "value"), [("use_bidirectional_attention", True), ("is_causal", False)])
+def test_attention_to_both_sides_is_refused_by_its_field(field: str, value: bool) -> None:
+    """EmbeddingGemma has the model_type of Gemma 3, and was read as a policy."""
+    with pytest.raises(SpecError, match=f"llama cannot be modelled: by its {field}, it is an encoder"):
+        from_hf({**LLAMA, field: value}, name="x", source="t")
+    for other in (not value, "vision", None):  # Gemma 4 has it between the patches of an image
+        from_hf({**LLAMA, field: other}, name="x", source="t")
+    from_hf({"model_type": "llava", "text_config": {**LLAMA, field: value}}, name="x", source="t")  # of its prompt
+
+
+_SO400M = {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "num_attention_heads": 16,
+           "image_size": 384, "patch_size": 14}  # fmt: skip
+_SO400M_BLOCK = 4 * 1152**2 + 4 * 1152 + 2 * 1152 * 4304 + 4304 + 1152 + 4 * 1152
+
+
+def _sees(kind: str, of: str, text_hidden: int, **outer: Any) -> int:
+    vision = {**_SO400M, "model_type": of, **outer.pop("vision", {})}
+    text = {**LLAMA, "hidden_size": text_hidden}
+    arch = from_hf({"model_type": kind, "text_config": text, "vision_config": vision, **outer}, name="x", source="t")
+    assert not arch.assumed and arch.vision is not None
+    return arch.vision.parameters
+
+
+def test_a_llava_projector_reads_as_many_layers_as_are_listed_and_siglip_pools_unless_it_says_no() -> None:
+    """Transformers' LlavaNextMultiModalProjector; SiglipVisionTransformer (granite-vision states four layers)."""
+    one = _sees("llava_next", "siglip_vision_model", 2048, vision_feature_layer=-2)
+    four = _sees("llava_next", "siglip_vision_model", 2048, vision_feature_layer=[-24, -20, -12, -1])
+    assert four - one == 3 * 1152 * 2048
+    bare = _sees("llava_next", "siglip_vision_model", 2048, vision={"vision_use_head": False})
+    assert one - bare == _SO400M_BLOCK - 1152
+
+
+def test_ovis_sees_in_words_of_a_vocabulary_of_its_own() -> None:
+    """A head from joined patches to the words, a norm of both values, and the table that the language model reads."""
+    tower = 3 * 14**2 * 1152 + 1152 + 27**2 * 1152 + 27 * _SO400M_BLOCK + 2 * 1152
+    words = {"vision": {"hidden_stride": 2}, "visual_vocab_size": 65536}
+    assert _sees("ovis2_5", "siglip2_navit", 4096, **words) == tower + (4 * 1152 + 2) * (65536 - 4) + 65536 * 4096
+    aimv2 = {"hidden_size": 1536, "num_hidden_layers": 24, "intermediate_size": 4096, "num_attention_heads": 12,
+             "image_size": 448, "vocab_size": 65536, "num_visual_indicator_tokens": 5, "hidden_stride": 2}  # fmt: skip
+    blocks = 24 * (4 * 1536**2 + 3 * 1536 * 4096 + 2 * 1536)
+    seen = _sees("ovis2", "ovis2_vision_model", 3584, vision=aimv2)
+    assert seen == pytest.approx(blocks + 4 * 1536 * 65531 + 65536 * 3584 + 32**2 * 1536, rel=0.002)
+
+
 def test_null_experts_are_scored_and_not_multiplied() -> None:
     total, data = PUBLISHED["LongCat-Flash"]
     arch = from_hf(data, name="x", source="t")

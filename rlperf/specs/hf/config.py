@@ -60,8 +60,8 @@ _LIKE = "--like FAMILY, in a job file like: FAMILY, reads it"
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-_CLASSIFIES = re.compile(r"For(?:Sequence|Token)Classification$")
-"""Classes whose head gives scores, in place of one over the vocabulary."""
+_CLASSIFIES = re.compile(r"For(?:Sequence|Token)Classification$|Reward|ForScore$")
+"""Classes whose head gives scores, in place of one over the vocabulary: ``Qwen2ForProcessRewardModel``, too."""
 
 
 def looks_like_hf(data: Mapping[str, Any]) -> bool:
@@ -127,9 +127,8 @@ def _given(outer: Fields, like: str | None) -> tuple[Given, tuple[str, ...]]:
     known = like is not None or bool(_known(fields, around))
     kinds = [fields.text("model_type").removesuffix("_text"), around.text("model_type").removesuffix("_text")]
     for part_of, kind in zip((fields, around), kinds, strict=True):
-        two_stacks = part_of.flag("is_encoder_decoder", default=False)
         classes = [str(name) for name in part_of.items("architectures")]
-        reason = refusal(kind, classes) or (REFUSED["t5"] if two_stacks else None)
+        reason = refusal(kind, classes, outer.data)
         masked = next((REFUSED[of] for name, of in _MASKED.items() if not known and part_of.has(name)), None)
         if reason or masked:
             hint = None if reason else f"{_LIKE} as a decoder that it knows, with a wider interval"

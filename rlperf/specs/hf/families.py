@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 Biases = Literal["none", "qkv", "all"]
@@ -104,7 +105,7 @@ _COMPRESSED = Family(all_moe=True, compressed=True)
 _BAILING = Family(biased="none")
 _GEMMA4 = Family(tied=True, qk_norm=True, post_norms=True, alternate=6, windowed=True)
 _STEP = Family(qk_norm=True, attention_gate_heads=True, windowed=True, sliding_heads=96)
-_LIGHTNING = Family(words={"0": "lightning", "1": "full", "linear_attention": "lightning"}, all_moe=True)
+_LIGHTNING = Family(words={"linear_attention": "lightning"}, all_moe=True)
 _OLMO2 = Family(qk_norm=True, qk_norm_whole=True, windowed=True, alternate=4)
 _NAS = Family()
 _GPT = Family(norm_weights=2, gated=False, attention_bias=True, ffn_bias=True, tied=True, ffn_times=4)
@@ -213,8 +214,8 @@ FAMILIES: dict[str, Family] = {
     "step3_vl": Family(),
     "step3p5": _STEP,
     "step3p7": _STEP,
-    "mimo_v2": Family(words={"0": "full", "1": "sliding"}),
-    "mimo_v2_flash": Family(words={"0": "full", "1": "sliding"}, sliding_kv_times=2),
+    "mimo_v2": Family(),
+    "mimo_v2_flash": Family(sliding_kv_times=2),
     "longcat_flash": Family(latent=True, all_moe=True, double_layers=True),
     "longcat_flash_ngram": Family(latent=True, all_moe=True, double_layers=True),
     # plain ones
@@ -303,7 +304,7 @@ FAMILIES: dict[str, Family] = {
     "molmo": Family(biased="qkv", ffn_pairs=True, left_out="the vision tower, of which its file says nothing"),
     "molmo2": Family(qk_norm=True),
     "PanguProMoE": Family(),
-    "smallthinker": Family(words={"0": "full", "1": "sliding"}, all_moe=True),
+    "smallthinker": Family(all_moe=True),
     "dbrx": Family(nested=("ffn_config", "attn_config"), all_moe=True),
     # latent attention
     "deepseek": Family(),
@@ -413,8 +414,16 @@ _REFUSED_PARTS = {r"^rwkv": _RECURRENT, r"diffusion|(?<![a-z])dllm|llada|^dream|
 """What names of the same kind of model have in common, whatever their release and size: RWKV-6, Fast-dLLM."""
 
 
-def refusal(kind: str, classes: Iterable[str] = ()) -> str:
-    """Why a model_type, or a model of these classes, cannot be represented; empty where it can.
+_REFUSED_FIELDS: dict[str, tuple[bool, str]] = {
+    "is_encoder_decoder": (True, _TWO_STACKS),
+    "use_bidirectional_attention": (True, _ENCODER),  # EmbeddingGemma; in a part it holds for a prompt (PaliGemma)
+    "is_causal": (False, _ENCODER),
+}
+"""Values of a file's own fields, not of its parts', that make another model of a known model_type."""
+
+
+def refusal(kind: str, classes: Iterable[str] = (), stated: Mapping[str, object] = MappingProxyType({})) -> str:
+    """Why a model_type, a model of these classes, or what a file states, cannot be represented; empty where it can.
 
     >>> refusal("rwkv6") == REFUSED["rwkv"], refusal("new", ["Fast_dLLM_QwenForCausalLM"]) == REFUSED["llada"]
     (True, True)
@@ -424,4 +433,7 @@ def refusal(kind: str, classes: Iterable[str] = ()) -> str:
     if kind in REFUSED:
         return REFUSED[kind]
     names = [name.lower() for name in (kind, *classes)]
-    return next((why for part, why in _REFUSED_PARTS.items() if any(re.search(part, name) for name in names)), "")
+    reasons = [why for part, why in _REFUSED_PARTS.items() if any(re.search(part, name) for name in names)]
+    found = [each for each, (value, _) in _REFUSED_FIELDS.items() if stated.get(each) is value]
+    reasons += [f"by its {each}, {_REFUSED_FIELDS[each][1]}" for each in found]
+    return next(iter(reasons), "")

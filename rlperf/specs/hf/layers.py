@@ -94,7 +94,7 @@ def _words(given: Given) -> list[Mixer]:
     if listed is None:
         return _pattern(given)
     name, words = listed
-    kinds = {**names.WORDS, **_recurrent(given), **given.family.words}
+    kinds = {**names.WORDS, **names.NUMBERED.get(name, {}), **_recurrent(given), **given.family.words}
     unknown = sorted(set(words) - set(kinds))
     if unknown:
         fields.note(name, f"rlperf does not know {', '.join(unknown)}", f"it knows {', '.join(kinds)}")

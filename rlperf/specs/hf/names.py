@@ -137,6 +137,13 @@ WORDS: dict[str, str] = {
 }
 """Words of layer lists, and the kind of mixer that each stands for."""
 
+NUMBERED: dict[str, dict[str, str]] = {
+    "attn_type_list": {"0": "lightning", "1": "full"},
+    "hybrid_layer_pattern": {"0": "full", "1": "sliding"},
+    "sliding_window_layout": {"0": "full", "1": "sliding"},
+}
+"""What numbers of layer lists stand for, by the list."""
+
 STRUCTURE = (
     r"mamba|ssm|rwkv|retention|delta|linear_|lightning|conv|compress|sparse|index|moe|expert|mixer|hyper|hc_|engram"
     r"|altup|laurel|recurr|memory|layer_type|block_|pattern|lora_rank|latent|kv_shared|cla|share|per_layer|attn_type"

@@ -28,13 +28,20 @@ from rlperf.specs.hf.vision import (
     step,
 )
 
+_PARTS = ("vision_config", "vit_config", "visual_config")
 Projector = Callable[[Fields, int, int, int], int]
 """Parameters of a projector: the configuration around the tower, its width, patches joined along a side, output."""
 
 
 def _two_layers(outer: Fields, hidden: int, merge: int, output: int) -> int:
-    """LLaVA: two layers with biases from the patch's width to the language model's, each patch on its own."""
-    return hidden * output + output + output * output + output
+    """LLaVA: two layers with biases from what layers of the tower see of a patch to the language model's width."""
+    return hidden * _layers_seen(outer) * output + output + output * output + output
+
+
+def _layers_seen(outer: Fields) -> int:
+    """Layers of the tower that a projector reads side by side: as many as are listed, or the one that is named."""
+    listed = (outer.listed(name) for name in ("vision_feature_layers", "vision_feature_layer"))
+    return max((len(each) for each in listed if isinstance(each, list)), default=1)
 
 
 def _joined(outer: Fields, hidden: int, merge: int, output: int) -> int:
@@ -57,7 +64,7 @@ def _scaled(outer: Fields, hidden: int, merge: int, output: int) -> int:
 
 def _several(outer: Fields, hidden: int, merge: int, output: int) -> int:
     """VipLLaVA: a norm of what several layers of the tower see, and two layers with biases."""
-    wide = hidden * max(len(outer.items("vision_feature_layers") or outer.items("vision_feature_layer")), 1)
+    wide = hidden * _layers_seen(outer)
     return 2 * wide + (wide + 1) * output + (output + 1) * output
 
 
@@ -75,6 +82,14 @@ def _pooled(outer: Fields, hidden: int, merge: int, output: int) -> int:
     return attention + 2 * hidden * inner + inner * output
 
 
+def _in_words(outer: Fields, hidden: int, merge: int, output: int) -> int:
+    """Ovis: joined patches become shares of a visual vocabulary, whose rows are mixed by these shares."""
+    vision = next((outer.child(part) for part in _PARTS if outer.has(part)), outer)
+    words = vision.optional("vocab_size") or outer.need("visual_vocab_size")
+    shares = max(words - vision.optional("num_visual_indicator_tokens", default=4), 0)
+    return hidden * merge * merge * shares + 2 * shares + words * output
+
+
 def _merged_twice(outer: Fields, hidden: int, merge: int, output: int) -> int:
     """MiniCPM-V 4.6: attention and a wide pair join patches in the midst of the tower; patches are joined behind it.
 
@@ -83,6 +98,10 @@ def _merged_twice(outer: Fields, hidden: int, merge: int, output: int) -> int:
     wide = hidden * merge * merge
     midst = 4 * hidden * hidden + 6 * hidden + 2 * wide + wide * 4 * wide + 4 * wide + 4 * wide * hidden + hidden
     return midst + 2 * wide + wide * wide + wide + wide * output + output
+
+
+_HEADED = ("siglip_vision_model", "siglip2_vision_model")
+"""Towers whose class pools patches where ``vision_use_head`` does not say otherwise."""
 
 
 def _vit(vision: Fields, outer: Fields, text_hidden: int, projector: Projector) -> VisionTower:
@@ -95,7 +114,7 @@ def _vit(vision: Fields, outer: Fields, text_hidden: int, projector: Projector) 
     positions = positions or ((vision.side("max_img_size") or vision.side("image_size")) // patch) ** 2 + classed
     around = 2 * hidden * (1 if not classed else 2) + classed * hidden
     block = block_parameters(hidden, ffn, gated=False, norm_weights=2)
-    head = pooling_head(vision, block, default=False)
+    head = pooling_head(vision, block, default=vision.text("model_type") in _HEADED)
     merge = merging(vision, outer)
     return VisionTower(
         layers=layers,
@@ -117,6 +136,15 @@ def _pixtral_alone(vision: Fields, outer: Fields, text_hidden: int) -> VisionTow
     joining = (hidden * found.spatial_merge) ** 2 + hidden + hidden * text_hidden + text_hidden * text_hidden
     total = found.parameters - joining + _two_layers(outer, hidden, 1, text_hidden)
     return found.model_copy(update={"spatial_merge": 1, "parameters": total})
+
+
+def _aimv2(vision: Fields, outer: Fields, text_hidden: int) -> VisionTower:
+    """Ovis 2: gated blocks without biases, one value per channel in their norms."""
+    found = _vit(vision, outer, text_hidden, _in_words)
+    hidden, ffn = found.hidden, found.ffn_hidden
+    biased = block_parameters(hidden, ffn, gated=False, norm_weights=2)
+    total = found.parameters + found.layers * (4 * hidden**2 + 3 * hidden * ffn + 2 * hidden - biased)
+    return found.model_copy(update={"parameters": total, "gated": True})
 
 
 def _of(projector: Projector) -> Callable[[Fields, Fields, int], VisionTower]:
@@ -245,11 +273,12 @@ TOWERS: dict[str, Callable[[Fields, Fields, int], VisionTower]] = {
     "cosmos3_edge": _of(_joined),
     "paligemma": _of(_one_layer),
     "cohere2_vision": _of(_split),
+    "ovis2": _aimv2,
+    "ovis2_5": _of(_in_words),
 }
 """Reader of ``vision_config`` by both ``model_type``s, by that of the whole configuration, or by the tower's own."""
 
 
-_PARTS = ("vision_config", "vit_config", "visual_config")
 _SENSES = r"vision|visual|image|img|vit_|speech|embd_layer"
 """What names of parts have that are for seeing or hearing."""
 

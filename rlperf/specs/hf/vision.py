@@ -142,7 +142,7 @@ FFN_WIDTHS = ("intermediate_size", "vt_intermediate_size", "mlp_hidden_dim")
 HEADS = ("num_attention_heads", "num_heads", "vt_num_attention_heads")
 
 
-MERGES = ("spatial_merge_size", "pooling_kernel_size", "downsample_factor", "scale_factor")
+MERGES = ("spatial_merge_size", "pooling_kernel_size", "downsample_factor", "scale_factor", "hidden_stride")
 
 
 def merging(vision: Fields, outer: Fields) -> int:

@@ -15,7 +15,7 @@ from rlperf.cli.main import app
 from rlperf.errors import SpecError
 from rlperf.plan.question.context import resolve
 from rlperf.specs.job import Job
-from rlperf.specs.labels import key, labels
+from rlperf.specs.labels import closed, key, labels
 from rlperf.specs.profiles import (
     architecture_named,
     architecture_names,
@@ -219,6 +219,20 @@ def test_every_label_is_of_a_shape_there_is_stands_once_and_has_a_source() -> No
         assert key(entry.shape) in known, entry.shape
         assert len(entry.source) > 20
     assert all(words.source for words in (*labels().starts, *labels().endings))
+
+
+def test_names_that_differ_in_a_gap_before_a_number_alone_are_one() -> None:
+    """Both spellings are in use, of Llama-3.1 and Qwen3 alike; no two shapes or labels are told apart by it."""
+    names = {name.split("/")[-1] for name in architecture_names()}
+    names |= {label for entry in labels().equal for label in entry.labels}
+    assert len({closed(key(name)) for name in names}) == len(names)
+    spelt = {"llama3.1-8b": "Llama-3.1-8B", "Qwen-3-8B": "Qwen3-8B", "gemma3-27b-it": "gemma-3-27b", "phi4": "phi-4",
+             "Qwen-2.5-Coder-7B-Instruct-AWQ": "Qwen2.5-7B", "llama3.3-70b-instruct": "Llama-3.3-70B"}  # fmt: skip
+    for written, shape in spelt.items():
+        assert load_architecture(written).name == shape
+    assert not architecture_reading("llama3.1-8b").note
+    with pytest.raises(SpecError, match="no architecture named"):
+        load_architecture("llama31-8b")
 
 
 def test_longer_positions_of_a_label_are_used() -> None:

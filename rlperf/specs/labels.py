@@ -25,6 +25,8 @@ SAME_SIZE = 1.25
 _SIZE = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b")
 GIGABYTES = re.compile(r"(\d)_?gb\b")
 """``a100_80gb`` is ``a100_80g``."""
+_GAP = re.compile(r"(?<=[a-z])_(?=\d)")
+"""Between a word and the number behind it."""
 _SOCKET = re.compile(r"^(sxm)\d$")
 _TELLING_NOTHING = frozenset(
     {
@@ -42,6 +44,15 @@ def key(name: str) -> str:
     'llama_3.1_8b'
     """
     return "_".join(name.strip().lower().replace("-", " ").replace("_", " ").split())
+
+
+def closed(stem: str) -> str:
+    """A key without the gap between a word and the number behind it: people write both ``Llama-3.1`` and ``llama3.1``.
+
+    >>> closed("llama_3.1_8b"), closed("qwen3_8b"), closed("qwen_3_8b")
+    ('llama3.1_8b', 'qwen3_8b', 'qwen3_8b')
+    """
+    return _GAP.sub("", stem)
 
 
 def product_words(name: str) -> frozenset[str]:
@@ -105,7 +116,8 @@ def labels() -> Labels:
 
 @cache
 def _equal() -> dict[str, Equal]:
-    return {key(label): entry for entry in labels().equal for label in entry.labels}
+    found = {key(label): entry for entry in labels().equal for label in entry.labels}
+    return {closed(stem): entry for stem, entry in found.items()} | found
 
 
 @cache
@@ -154,12 +166,13 @@ def read_label(name: str, known: Mapping[str, str]) -> LabelReading | None:
     """
     short = last_part(name)
     for stem, precise in _stems(name):
-        entry = _equal().get(stem)
-        shape = known.get(stem) or (known.get(key(entry.shape)) if entry else None)
+        own = known.get(stem) or known.get(closed(stem))
+        entry = _equal().get(stem) or _equal().get(closed(stem))
+        shape = own or (known.get(key(entry.shape)) if entry else None)
         if shape is None:
             continue
-        changes = entry.changes.model_dump(exclude_none=True) if entry and stem not in known else {}
-        if key(short) == key(shape):
+        changes = entry.changes.model_dump(exclude_none=True) if entry and not own else {}
+        if closed(key(short)) == closed(key(shape)):
             return LabelReading(shape, precise=precise)
         notes = [f"{short}: shape of {shape}"]
         notes += [f"with {field} {value:,}" for field, value in changes.items()]

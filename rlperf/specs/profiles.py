@@ -21,7 +21,7 @@ from rlperf.specs.architecture import Architecture
 from rlperf.specs.cluster import Cluster, Device, Link
 from rlperf.specs.given import as_path
 from rlperf.specs.hf.config import from_hf, looks_like_hf
-from rlperf.specs.labels import GIGABYTES, LabelReading, key, last_part, meant_by, product_words, read_label
+from rlperf.specs.labels import GIGABYTES, LabelReading, closed, key, last_part, meant_by, product_words, read_label
 from rlperf.specs.reader import (
     below,
     is_file,
@@ -385,7 +385,8 @@ def _architecture_files(folder: Path | str | None) -> tuple[dict[str, str], dict
 def _by_key_and_name(own: tuple[Path, ...]) -> tuple[dict[str, str], dict[str, Path]]:
     """Those in front of the shipped ones: asked for many times a configuration, over hundreds of shipped files."""
     files = {key(path.stem): path for path in reversed((*own, *_shipped_architectures()))}
-    return {each: path.stem for each, path in files.items()}, {path.stem: path for path in files.values()}
+    names = {each: path.stem for each, path in files.items()}
+    return {closed(each): name for each, name in names.items()} | names, {path.stem: path for path in files.values()}
 
 
 def _find_architecture(name: str, folder: Path | str | None) -> tuple[Path, LabelReading]:

@@ -16,6 +16,7 @@ from rlperf.frameworks.export import export_run
 from rlperf.frameworks.imports import Imported, import_config, job_of
 from rlperf.frameworks.registry import adapter_of
 from rlperf.frameworks.run_of import from_job
+from rlperf.specs.profiles import load_cluster, load_device
 from tests.nested import nest
 
 SLIME = (
@@ -23,7 +24,6 @@ SLIME = (
     "--rollout-batch-size 64 --n-samples-per-prompt 8 --rollout-max-response-len 8192 --global-batch-size 512 "
     "--tensor-model-parallel-size 4 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 "
     "--use-dynamic-batch-size --max-tokens-per-gpu 10240 --rollout-num-gpus-per-engine 8 "
-    "--sglang-mem-fraction-static 0.6 "
 )
 AREAL = {
     "actor.backend": "fsdp:d4", "rollout.backend": "sglang:d4", "actor.path": "Qwen/Qwen3-8B",
@@ -32,8 +32,11 @@ AREAL = {
 }  # fmt: skip
 
 
-def slime(folder: Path, flags: str) -> Imported:
-    (folder / "run.sh").write_text(SLIME + flags + "\n")
+SHARE = "--sglang-mem-fraction-static 0.6 "
+
+
+def slime(folder: Path, flags: str, share: str = SHARE) -> Imported:
+    (folder / "run.sh").write_text(SLIME + share + flags + "\n")
     return import_config([folder / "run.sh"], "slime")
 
 
@@ -133,6 +136,30 @@ ROLLOUT = "actor_rollout_ref.rollout."
 def verl(folder: Path, **keys: object) -> Imported:
     (folder / "run.yaml").write_text(yaml.safe_dump(nest({**VERL, **keys}.items())))
     return import_config([folder / "run.yaml"], "verl==0.9")
+
+
+@pytest.mark.parametrize(
+    ("flags", "cluster", "kept"),
+    [
+        ("", "dgx_h100", 512 + 8192 * 1.5 + 512 * 2 + 1024),
+        ("", "dgx_h200", 512 + 8192 * 1.5 + 512 * 2 + 1024),
+        ("--sglang-chunked-prefill-size 2048", "dgx_h100", 10 * 1024),
+        ("--sglang-chunked-prefill-size 16384", "dgx_h100", 512 + 16384 * 1.5 + 512 * 2 + 1024),
+        ("--sglang-disable-cuda-graph", "dgx_h100", 512 + 8192 * 1.5 + 1024),
+        ("--sglang-dp-size 4 --sglang-enable-dp-attention", "dgx_h100", 512 + 8192 * 1.5 + 512 * (2 + 4.5 * 4) + 1024),
+        ("--sglang-moe-a2a-backend deepep", "dgx_h100", 512 + 8192 * 1.5 + 512 * 2 + 1024 + 2048),
+    ],
+)  # fmt: skip
+def test_sglang_takes_a_share_of_its_own_where_none_is_stated(
+    tmp_path: Path, flags: str, cluster: str, kept: float
+) -> None:
+    """It was open, and so the planner's best: no run that the files start has it (sglang@0.5.23 memory_hook.py:270)."""
+    imported = slime(tmp_path, flags, share="")
+    memory = load_device(load_cluster(cluster).device).memory / 2**20
+    (own,) = job_of(imported, cluster=cluster).pool("rollout").settings.memory_fraction or ()
+    assert own == round(1 - kept / memory, 3)
+    stated = slime(tmp_path, flags, share="--sglang-mem-fraction-static 0.6 ")
+    assert job_of(stated, cluster=cluster).pool("rollout").settings.memory_fraction == (0.6,)
 
 
 def test_sglang_under_verl_is_told_by_its_own_arguments(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.old_policy import usual
+from rlperf.frameworks.own_share import own_share
 from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, Value
 from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.plan.answer.plan import Phase
@@ -20,7 +21,7 @@ from rlperf.plan.question.pool import PoolPlan, ScorerPlan
 from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.pool import LayoutChoice, PoolSettings, PoolSpec, Role
-from rlperf.specs.profiles import load_cluster
+from rlperf.specs.profiles import load_cluster, load_device
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.short_job import task_name
 from rlperf.specs.trainer_calibration import load_trainer
@@ -293,6 +294,7 @@ def to_job(
     ahead = run.staleness or run.traits.least_staleness
     if batch.over_provision > 1.0:  # what goes on in the next rl_step is trained on a version late
         ahead = max(ahead, 1)
+    engines = _with_a_share(run.rollout, rollout_cluster or cluster)
     as_usual = run.old_policy == usual(framework, run.mode, run.trainer.backend, run.updates)
     return Job.model_validate(
         {
@@ -312,7 +314,7 @@ def to_job(
             "weight_sync": run.weight_sync,
             "in_flight_updates": run.in_flight,
             "limits": {"staleness": ahead},
-            "pools": [_pool_spec("rollout", run.rollout, rollout_cluster), _pool_spec("trainer", run.trainer), *critic],
+            "pools": [_pool_spec("rollout", engines, rollout_cluster), _pool_spec("trainer", run.trainer), *critic],
             "scorers": [_to_scorer(scorer) for scorer in run.scorers],
         }
     )
@@ -334,6 +336,17 @@ def _nodes_of(run: Run, cluster: str, *, elsewhere: int) -> dict[str, Value]:
         return {"nodes": run.nodes, "devices_per_node": run.devices_per_node}
     larger = run.devices_per_node > whole  # one of the file's nodes is several of the cluster's
     return {"nodes": max(run.nodes, -(-devices // whole)) if larger or devices != run.devices else run.nodes}
+
+
+def _with_a_share(rollout: RolloutRun, cluster: str) -> RolloutRun:
+    """Engines with the share of memory that they take of their own accord, where the run states none."""
+    if rollout.memory_fraction is not None:
+        return rollout
+    try:
+        device = load_device(load_cluster(cluster).device)
+        return rollout.having(memory_fraction=own_share(rollout, device))
+    except SpecError:  # reported where the job is resolved
+        return rollout
 
 
 def _pool_spec(role: Role, pool: PoolRun, cluster: str | None = None) -> dict[str, Value]:

@@ -300,7 +300,7 @@ def _cache(imported: Imported, context: Context) -> Cache | None:
         attention_data_parallel=run.rollout.attention_data_parallel,
     )
     settings = context.job.pool("rollout").settings.filled()
-    fraction, running = run.rollout.memory_fraction or context.engine.memory_fraction, run.rollout.max_running or 1
+    fraction, running = settings.memory_fraction or context.engine.memory_fraction, run.rollout.max_running or 1
     try:
         demand = task.source.demand(task.batches[0], None, context.job.seed)
         memory = replica_memory(

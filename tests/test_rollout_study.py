@@ -1,4 +1,4 @@
-"""The claims of studies/rollout_tail hold: signs and bounds, not digits, which follow the shipped calibrations."""
+"""The claims of studies/rollout_tail hold: signs and bounds, and its rows to a hundredth, as calibrations move."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ def test_no_policy_beats_the_bound(rows: dict[tuple[str, str], float]) -> None:
 def test_expected_rows_are_those_of_the_run(rows: dict[tuple[str, str], float]) -> None:
     with (FOLDER / "expected.csv").open() as stream:
         expected = {(row["question"], row["case"]): float(row["value"]) for row in csv.DictReader(stream)}
-    assert expected.keys() == rows.keys()
+    assert expected == pytest.approx(rows, rel=0.01)

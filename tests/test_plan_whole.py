@@ -137,8 +137,8 @@ def test_a_size_is_of_an_rl_step_of_all_tasks(sharing: str) -> None:
 
 @pytest.mark.parametrize("sharing", ["time", "devices"])
 def test_a_sweep_by_plans_has_an_rl_step_of_all_tasks(sharing: str) -> None:
-    """It was the mean of the tasks', on the devices of the first one."""
-    asked = job(sharing=sharing, nodes=2)
+    """It was the mean of the tasks', on the devices of the first one; those done sooner were billed no longer."""
+    asked = job(sharing=sharing, nodes=2, run={"rl_steps": 10})
     plan = plan_job(asked)
     frame = sweep_job({"job": asked, "method": "plan", "grid": {"nodes": [2]}}, workers=1).to_frame()
     row, steps = frame.row(0, named=True), [phase.predicted.rl_step_s for phase in plan.phases]
@@ -148,3 +148,5 @@ def test_a_sweep_by_plans_has_an_rl_step_of_all_tasks(sharing: str) -> None:
     assert row["rollout_s"] == pytest.approx(sum(stages) if sharing == "time" else stages[steps.index(max(steps))])
     assert row["devices"] == 16
     assert row["device_s"] == pytest.approx(16 * row["rl_step_s"])
+    assert row["usd_per_step"] == pytest.approx(2.0 * row["device_s"] / 3600.0)
+    assert plan.run is not None and plan.run.usd == pytest.approx(2.0 * plan.run.device_hours)

@@ -49,9 +49,10 @@ def run_totals(context: Context, stretches: Sequence[Stretch], *, handover_s: fl
 
     Every rl_step takes what the stretch that covers it is predicted to take, those after the last what the last takes.
     Tasks that take turns add up, with what the changes between them take (``handover_s`` per rl_step); those that run
-    beside each other wait for the slowest. Start-up and graph capture are the framework's. ``low_s`` and ``high_s``
-    take all rl_steps at their 5th and 95th percentile: what a prediction is off by, it is off by every time. Where spot
-    nodes are stated, rollouts that go on without them take longer, and the run with none that leave stands beside it.
+    beside each other wait for the slowest, and so do their devices, paid for. Start-up and graph capture are the
+    framework's. ``low_s`` and ``high_s`` take all rl_steps at their 5th and 95th percentile: what a prediction is off
+    by, it is off by every time. Where spot nodes are stated, rollouts that go on without them take longer, and the run
+    with none that leave stands beside it.
     """
     run = context.job.run
     if run is None:
@@ -73,7 +74,9 @@ def run_totals(context: Context, stretches: Sequence[Stretch], *, handover_s: fl
         ):  # fmt: skip
             sums[here] = np.maximum(sums[here], value) if apart else sums[here] + value
         tokens[here] += predicted.trained_tokens
-        usd[here] += np.nan if predicted.usd_per_step is None else predicted.usd_per_step
+        price = np.nan if predicted.usd_per_step is None else predicted.usd_per_step
+        usd[here] += price / predicted.rl_step_s if apart else price
+    usd *= steady if apart else 1.0
     devices = sum(s.devices for s in stretches if s.rl_steps[1] == last) if apart else max(s.devices for s in stretches)
     calm = _facts(context, stretches[0], count, devices, float(tokens.mean()), float(usd.sum()), steady)
     calm = replace(calm, handover_s=handover_s)

@@ -22,7 +22,8 @@ class WholeStep:
     truncated : least and most responses cut of any task [1]
     stages_s : of all tasks, or of the slowest of those that run beside each other [s]
     trained_tokens : of all tasks [tokens]
-    usd : price with handovers, None where one is missing
+    usd : price with handovers, None where one is missing; devices of tasks that run beside each other are paid for
+        until the slowest has ended
     devices : of the plan
     memory_bytes : of the phase that is likeliest to run out, by role
     """
@@ -58,7 +59,7 @@ class WholeStep:
         for role, use in (item for phase in plan.phases for item in phase.predicted.memory_bytes.items()):
             memory[role] = max(memory.get(role, use), use, key=lambda each: (each.risk, each.total))
         cut = [task.truncated_fraction for task in tasks]
-        turns = 1.0 if apart else mean / (mean - handed)
+        paid_for = [mean / task.rl_step_s if apart else mean / (mean - handed) for task in tasks]
         return cls(
             rl_step_s=mean,
             low_s=low,
@@ -67,7 +68,7 @@ class WholeStep:
             truncated=(min(cut), max(cut)),
             stages_s={name: sum(each[name] for each in stages) for name in stages[0]},
             trained_tokens=tokens,
-            usd=None if None in prices else turns * sum(price or 0.0 for price in prices),
+            usd=None if None in prices else sum(n * (usd or 0.0) for n, usd in zip(paid_for, prices, strict=True)),
             devices=devices,
             memory_bytes=memory,
         )

@@ -199,9 +199,11 @@ def test_the_cheapest_cluster_is_told_with_those_within_its_interval(monkeypatch
     found = Sizing(SizeTarget("step", 200.0), tuple(rows), rows[0], plan, by="usd")
     assert found.verdict == "1 node of a: the cheapest; dearer, but within the interval of its prediction: 2 x b (+6 %)"
     assert replace(found, rows=(rows[0], rows[3])).verdict == "1 node of a: the cheapest"
-    passed_over = SizeRow("c", 3, 24, 100.0, 100.0, 8.8, True)
-    said = replace(found, rows=(*rows[:2], passed_over)).verdict
-    assert "; cheaper, but off the beaten path: 3 x c (-12 %); dearer, but within" in said
+    passed_over = SizeRow("c", 3, 24, 100.0, 100.0, 8.8, True, off_path=True)
+    on_path, odd = replace(rows[3], usd_per_step=10.3), replace(passed_over, cluster="d", usd_per_step=10.5)
+    said = replace(found, rows=(*rows[:2], passed_over, on_path, odd)).verdict
+    dearer = "dearer, but within the interval of its prediction: 4 x c (+3 %), 2 x b (+6 %)"
+    assert said.endswith(f"; cheaper, but off the beaten path: 3 x c (-12 %); {dearer}")
 
 
 def test_two_plans_are_told_apart_by_their_folders() -> None:

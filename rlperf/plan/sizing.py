@@ -133,15 +133,19 @@ class Sizing:
 
     @property
     def tied(self) -> tuple[SizeRow, ...]:
-        """Other clusters that meet the target within the best one's own interval of USD, the cheapest of each."""
+        """Other clusters that meet the target within the best one's own interval of USD, the cheapest of each.
+
+        Where the best are on the beaten path, nodes off it only as far as they are cheaper, beside those on it.
+        """
         if self.by != "usd" or self.plan is None or self.best is None or self.best.usd_per_step is None:
             return ()
         whole = WholeStep.of(self.plan)
-        high = self.best.usd_per_step * whole.high_s / whole.rl_step_s
-        least: dict[str, SizeRow] = {}
+        least: dict[tuple[str, bool], SizeRow] = {}
         for row in sorted(self.rows, key=lambda row: row.usd_per_step or math.inf):
+            off = row.off_path and not self.best.off_path
+            high = self.best.usd_per_step * (1.0 if off else whole.high_s / whole.rl_step_s)
             if row.meets and row.cluster != self.best.cluster and (row.usd_per_step or math.inf) <= high:
-                least.setdefault(row.cluster, row)
+                least.setdefault((row.cluster, off), row)
         return tuple(least.values())
 
     @property

@@ -318,17 +318,15 @@ def size_job(
         of the nodes is billed
     """
     from rlperf.plan.size import size_job as sized
+    from rlperf.plan.size_offers import offers_named
     from rlperf.plan.size_target import parse_target
 
-    clusters = [
-        *([clusters] if isinstance(clusters, str) else clusters),
-        *(f"{name}={usd}" for name, usd in (prices or {}).items()),
-    ]
+    offers = offers_named(clusters, prices)
     job = job_of(job, values)
     folder = None if isinstance(job, Job) else folder_of(job)
     return sized(
         load_job(job), parse_target(target), lambda j: ask(j, folder=folder, to_plan=True).pair,
-        clusters=clusters, most_nodes=most_nodes, report=report,
+        clusters=offers, most_nodes=most_nodes, report=report,
     )  # fmt: skip
 
 

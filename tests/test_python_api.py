@@ -425,6 +425,15 @@ WORDS: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8}
         (lambda: rlperf.plan_job(**{**WORDS, "model": None}), "model must be text"),
         (lambda: rlperf.plan_job(**WORDS, mode=7, gpu=7), "gpu must be text"),
         (lambda: rlperf.size_job(rlperf.short_job("Qwen3-8B", 8), 10), "target 10"),  # type: ignore[arg-type]
+        (lambda: rlperf.plan_job(**WORDS, staleness="2"), "staleness must be a whole number (given: '2')"),
+        (lambda: rlperf.plan_job(model="Qwen3-8B", gpus=True), "gpus must be a whole number (given: True)"),
+        (lambda: rlperf.plan_job("name: x\n" * 600), "job: no file has this name: File name too long (given: 'name: x"),
+        (lambda: rlperf.plan_job("a\0b"), "job: no file has this name: embedded null byte"),
+        (lambda: rlperf.what_if(JOB, {"x": {5: 3}}), "x: a dotted path is due"),  # type: ignore[dict-item]
+        (lambda: rlperf.what_if(JOB, {"x": {"nodes": 1}}, draws=True), "draws: a whole number is due (given: True)"),
+        (lambda: rlperf.size_job(JOB, "step<=1h", clusters=[None]), "clusters: names are due"),  # type: ignore[list-item]
+        (lambda: rlperf.size_job(JOB, "step<=1h", clusters={"h100": 2}), "they cost as prices"),  # type: ignore[arg-type]
+        (lambda: rlperf.size_job(JOB, "step<=1h", prices="h100=2"), "prices: USD per device"),  # type: ignore[arg-type]
         (lambda: rlperf.sweep_job(3), "sweep: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.audit_config(3), "file: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.explain(3), "file: a path"),  # type: ignore[arg-type]

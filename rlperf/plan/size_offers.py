@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlperf.errors import Problem, SpecError
@@ -47,6 +48,31 @@ class Offer:
         if not 0.0 < found < math.inf:
             raise SpecError(f"the price of cluster {name} must be above 0")
         return cls(name, found)
+
+
+def offers_named(clusters: object, prices: object) -> list[str]:
+    """What a caller from Python gave for clusters and prices, as `Offer.of` reads it.
+
+    >>> offers_named("h100", {"a100": 1.3})
+    ['h100', 'a100=1.3']
+
+    Raises
+    ------
+    SpecError : what is no list of names, or no prices by names
+    """
+    named = [clusters] if isinstance(clusters, str | Path) else clusters
+    listed = list(named) if isinstance(named, Iterable) and not isinstance(named, Mapping) else [None]
+    problems = []
+    if not all(isinstance(name, str | Path) for name in listed):
+        how = 'write ["h100", "dgx_a100"], and what they cost as prices'
+        problems.append(Problem(f"clusters: names are due (given: {clusters!r})"[:200], suggestion=how))
+    priced = {} if prices is None else prices
+    if not isinstance(priced, Mapping):
+        words = f"prices: USD per device and hour by clusters' names are due (given: {prices!r})"[:200]
+        problems.append(Problem(words, suggestion='write {"h100": 2.5}'))
+    if problems or not isinstance(priced, Mapping):
+        raise SpecError(problems)
+    return [*map(str, listed), *(f"{name}={usd}" for name, usd in priced.items())]
 
 
 def offered_jobs(job: Job, clusters: Sequence[str]) -> list[Job]:

@@ -6,7 +6,7 @@ from operator import index
 from pathlib import Path
 from typing import SupportsFloat, SupportsIndex, cast
 
-from rlperf.errors import Problem, SpecError
+from rlperf.errors import Problem, SpecError, failure
 
 
 def as_path(given: object, what: str, hint: str | None = None) -> Path:
@@ -17,6 +17,13 @@ def as_path(given: object, what: str, hint: str | None = None) -> Path:
     rlperf.errors.SpecError: job: a path, or an object of rlperf, is due (given: [1, 2])
     """
     if isinstance(given, str | Path):
+        try:
+            Path(given).stat()
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            pass  # whoever reads or writes it says so
+        except (OSError, ValueError) as error:
+            told = f"{what}: no file has this name: {failure(error)} (given: {str(given)[:40]!r} ...)"
+            raise SpecError(Problem(told, suggestion=hint or "give its path, not its text")) from error
         return Path(given)
     short = len(said := repr(given)) <= 40 and "\n" not in said
     said = said if short else f"a {type(given).__name__}"  # a job prints as a page
@@ -43,6 +50,8 @@ def as_count(given: object, what: str, least: int = 1) -> int:
     rlperf.errors.SpecError: draws must be at least 1 (given: 0)
     """
     try:
+        if isinstance(given, bool):
+            raise TypeError
         count = index(cast(SupportsIndex, given))
     except TypeError:
         raise SpecError(f"{what}: a whole number is due (given: {given!r})"[:200]) from None

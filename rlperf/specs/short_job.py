@@ -151,10 +151,10 @@ def short_job(
     >>> job.cluster, job.nodes, job.tasks[0].max_response_tokens
     ('dgx_h100', 4, (16384,))
     """
-    gpus = plain(gpus)
+    gpus, staleness = plain(gpus), plain(staleness)
     several = mode.split(",") if isinstance(mode, str) else mode if isinstance(mode, Sequence) else [mode]
     texts = ("model", model), ("gpu", gpu), ("framework", framework), ("algorithm", algorithm), ("workload", workload)
-    _check_types((*texts, *(("mode", each) for each in several)), gpus)
+    _check_types((*texts, *(("mode", each) for each in several)), gpus=gpus, staleness=staleness)
     modes = [each.strip() for each in several]
     task = {
         "name": task_name(workload), "workload": workload,
@@ -176,10 +176,11 @@ def short_job(
     return validate(Document(data, {}, "options"), Job)
 
 
-def _check_types(texts: Sequence[tuple[str, object]], gpus: object) -> None:
-    """Keyword arguments come from notebooks, too: what is no text by its name, and a number of GPUs that is none."""
+def _check_types(texts: Sequence[tuple[str, object]], **counts: object) -> None:
+    """Keyword arguments come from notebooks, too: what is no text by its name, and what is no whole number."""
     wrong = [f"{name} must be text" for name, value in texts if not isinstance(value, str)]
-    wrong += [f"gpus must be a whole number (given: {gpus!r})"] * (not isinstance(gpus, int | None))
+    unlike = {name: n for name, n in counts.items() if isinstance(n, bool) or not isinstance(n, int | None)}
+    wrong += [f"{name} must be a whole number (given: {count!r})" for name, count in unlike.items()]
     if wrong:
         raise SpecError([Problem(words) for words in wrong])
 

@@ -23,6 +23,8 @@ def with_values(data: dict[str, Any], values: tuple[tuple[str, Any], ...]) -> di
     """
     changed = deepcopy(data)
     for path, value in values:
+        if not isinstance(path, str):
+            raise ValueError(f"a dotted path is due, such as 'tasks.*.group_size' (given: {path!r})")
         parts = path.split(".")
         for holder in _holders(changed, parts[:-1], path):
             holder[parts[-1]] = deepcopy(value)

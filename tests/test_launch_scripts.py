@@ -12,6 +12,7 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.scripts.flow import commands, run
 from rlperf.frameworks.sources import read_source
+from rlperf.specs.profiles import load_architecture
 
 PATH = "P=/data/models/Qwen3-8B.json"
 
@@ -188,6 +189,20 @@ def test_a_model_that_only_the_environment_names_is_asked_for(reference: str, tm
     with pytest.raises(SpecError, match=r"its model is named by \$MODEL.*say MODEL=NAME behind the file"):
         job_of(import_config([script]))
     assert import_config([script, "MODEL=Qwen/Qwen3-8B"]).run.architecture == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize("folder", ["$HOME/models", '"${ROOT:-${HOME}/verl}"/models', "$ROOT"])
+@pytest.mark.parametrize("model", ["Qwen2.5-32B", "Qwen3-30B-A3B-Base"])
+def test_a_model_in_a_folder_that_only_the_environment_names_is_known(folder: str, model: str, tmp_path: Path) -> None:
+    """A checkpoint below ``$HOME``, as most scripts have it, was "named by $HOME, which it does not set"."""
+    script = tmp_path / "run.sh"
+    keys = "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.name=vllm"
+    script.write_text(f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={folder}/{model} {keys}\n")
+    shape = load_architecture(job_of(import_config([script])).architecture)
+    assert shape == load_architecture(model)
+    script.write_text(script.read_text().replace(model, "step_100/huggingface"))
+    with pytest.raises(SpecError, match=r"its model is named by \$(HOME|ROOT).*--architecture NAME"):
+        job_of(import_config([script]))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from rlperf.frameworks.sources import read_source
 from rlperf.plan.answer.reading import plan_in
 from rlperf.plan.compare import job_of_plan
 from rlperf.specs.job import Job
+from rlperf.specs.labels import last_part
 from rlperf.specs.profiles import load_architecture, load_cluster
 from rlperf.specs.reader import Document, read_document, validate
 from rlperf.specs.releases import read_as
@@ -318,7 +319,7 @@ def job_of(
         raise SpecError([Problem(f"cannot be a job: {text}") for text in imported.run.wrong])
     if imported.run.architecture in ("", "None"):  # made by a program, or left to its default
         raise SpecError(Problem("its model is not named", suggestion="--architecture NAME, or its config.json"))
-    if unset := _VARIABLE.search(imported.run.architecture):
+    if (unset := _VARIABLE.search(imported.run.architecture)) and not _names_a_shape(imported.run.architecture):
         hint = f"say {unset[1]}=NAME behind the file, or --architecture NAME"
         raise SpecError(Problem(f"its model is named by ${unset[1]}, which it does not set", suggestion=hint))
     planned = imported.source.planned
@@ -342,6 +343,14 @@ def job_of(
         raise SpecError([Problem(f"cannot be a job: {text}") for text in problems]) from error
     except (ValueError, TypeError) as error:
         raise SpecError(Problem(f"cannot be a job: {error}")) from error
+
+
+def _names_a_shape(checkpoint: str) -> bool:
+    """Whether a checkpoint's own part says what its shape is, whatever folder the shell puts in front of it."""
+    try:
+        return "$" not in last_part(checkpoint) and bool(load_architecture(architecture_at(checkpoint)))
+    except SpecError:
+        return False
 
 
 def job_text(job: Job) -> str:

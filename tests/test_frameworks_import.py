@@ -410,6 +410,32 @@ def test_devices_and_nodes_are_those_that_the_file_has(
 
 
 @pytest.mark.parametrize(
+    ("trainer", "rollout", "cluster", "nodes", "each"),
+    [
+        ((1, 6), (1, 2), None, 1, None),
+        ((2, 6), (2, 2), None, 2, None),
+        ((1, 2), (1, 2), None, 1, 4),
+        ((1, 8), (1, 8), None, 2, None),
+        ((1, 4), (1, 4), "gb200_nvl72", 2, None),
+    ],
+)
+def test_pools_that_fit_into_a_node_stand_on_one(
+    trainer: tuple[int, int], rollout: tuple[int, int], cluster: str | None, nodes: int, each: int | None,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """verl's one-step-off script on one node, 6 GPUs that train and 2 that serve, was a job of two nodes."""
+    model = "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B actor_rollout_ref.rollout.name=vllm"
+    pools = " ".join(
+        f"{pool}.nnodes={number} {pool}.n_gpus_per_node={gpus}"
+        for pool, (number, gpus) in (("trainer", trainer), ("rollout", rollout))
+    )
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.experimental.one_step_off_policy.main_ppo {model} {pools}\n")
+    job = job_of(import_config([tmp_path / "run.sh"]), cluster=cluster)
+    assert (job.nodes, job.devices_per_node) == (nodes, each)
+    assert [pool.devices for pool in job.pools] == [(rollout[0] * rollout[1],), (trainer[0] * trainer[1],)]
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "python3 train.py --hf-checkpoint /ckpt/Qwen3-8B --rollout-batch-size 32 --rollout-num-gpus-per-engine 1 {}",

@@ -166,7 +166,7 @@ class VerlFacts:
 
 def read_placement(flat: Flat, run: Run, source: Source) -> Run:
     """Mode, staleness and devices; verl's separate pools stand in three places, by version."""
-    per_node = int(flat.get("trainer.n_gpus_per_node") or 8)
+    per_node = int(flat.get("trainer.n_gpus_per_node") or _NODE)
     trainer = int(flat.get("trainer.nnodes") or 1) * per_node
     recipe = is_async_recipe(source)
     v1 = str(flat.get("trainer.v1.trainer_mode") or "sync")
@@ -175,7 +175,9 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
     rollout = trainer
     if own:
         own_gpus = int(flat.get(own + "n_gpus_per_node") or per_node)
-        rollout, per_node = int(flat.get(own + "nnodes") or 1) * own_gpus, max(per_node, own_gpus)
+        rollout = int(flat.get(own + "nnodes") or 1) * own_gpus
+        # Ray places the pools one by one: 6 and 2 GPUs a node stand beside each other on nodes of 8
+        per_node = per_node + own_gpus if per_node + own_gpus <= _NODE else max(per_node, own_gpus)
     total = trainer + (rollout if own else 0)
     mode, staleness, batch = _mode(flat, own, recipe, fully, run.batch)
     of_all = flat.get(A + "ppo_micro_batch_size")
@@ -209,6 +211,8 @@ def read_placement(flat: Flat, run: Run, source: Source) -> Run:
     )
 
 
+_NODE = 8
+"""GPUs of a usual node, where a file states those of its pools alone; a cluster of smaller ones counts its own."""
 OTHERS = ("veomni", "torchtitan", "automodel", "mindspeed")
 """Trainers of verl whose keys and costs rlperf does not know (trainer/config/engine, workers/engine of 0.9.1)."""
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 import rlperf
 from rlperf.api import ask
@@ -51,6 +52,42 @@ def test_a_launch_script_is_read_with_the_accelerate_config_that_it_names(export
     assert script.run.devices == both.run.devices == 16
     assert script.run.trainer.zero_stage == both.run.trainer.zero_stage
     assert "assumed" not in describe(script)
+
+
+@pytest.mark.parametrize(
+    ("named", "backend", "stage", "absent"),
+    [
+        ("zero1", "deepspeed", 1, ()),
+        ("examples/accelerate_configs/deepspeed_zero2.yaml", "deepspeed", 2, ()),
+        ("fsdp2", "fsdp2", 3, ()),
+        ("multi_gpu.yaml", "ddp", 0, ()),
+        ("mine.yaml", "deepspeed", 3, ("mine",)),
+    ],
+)
+def test_a_configuration_of_accelerate_that_is_not_here_is_known_by_its_name_or_told_of(
+    named: str, backend: str, stage: int, absent: tuple[str, ...], tmp_path: Path
+) -> None:
+    """ZeRO-3 was taken whatever was named, without a word; ``--accelerate_config`` was "refused" as an unknown key."""
+    keys = "--model_name_or_path Qwen/Qwen3-1.7B --num_generations 8 --use_vllm true --vllm_mode colocate"
+    (tmp_path / "cli.sh").write_text(f"trl grpo --accelerate_config {named} --num_processes 4 {keys}\n")
+    (tmp_path / "run.sh").write_text(f"accelerate launch --num_processes 4 --config_file {named} grpo.py {keys}\n")
+    stated = {"model_name_or_path": "Qwen/Qwen3-1.7B", "num_generations": 8, "use_vllm": True}
+    launched = {"accelerate_config": named, "num_processes": 4}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**launched, **stated}))
+    for name in ("cli.sh", "run.sh", "run.yaml"):
+        read = import_config([tmp_path / name])
+        assert (read.run.trainer.backend, read.run.trainer.zero_stage, read.run.devices) == (backend, stage, 4)
+        assert read.absent_bases == absent and not read.unknown
+    (tmp_path / "other.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n")
+    both = import_config([tmp_path / "cli.sh", tmp_path / "other.yaml"])
+    assert both.run.trainer.backend == "ddp" and both.absent_bases == ()
+
+
+def test_the_command_line_stands_over_what_its_configuration_says_of_the_launch(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("accelerate_config: zero3\nnum_processes: 8\nnum_generations: 8\nbeta: 0.1\n")
+    (tmp_path / "run.sh").write_text("trl grpo --config run.yaml --num_processes 2 --accelerate_config zero1\n")
+    read = import_config([tmp_path / "run.sh"])
+    assert (read.run.devices, read.run.trainer.zero_stage) == (2, 1)
 
 
 def test_devices_that_no_file_states_are_called_assumed(

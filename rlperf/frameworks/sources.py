@@ -14,7 +14,7 @@ from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.planned import Planned
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.scripts.flow import commands, run
-from rlperf.frameworks.scripts.launchers import COUNTS, counts, started, switch
+from rlperf.frameworks.scripts.launchers import ACCELERATE, COUNTS, counts, shipped, started, switch
 from rlperf.frameworks.scripts.manifest import launching, manifest_of
 from rlperf.frameworks.scripts.python import makes_configuration, read_python
 from rlperf.frameworks.scripts.shell import Word
@@ -52,6 +52,8 @@ class _Gathered:
     """Folder of the configurations that a command names."""
     written: dict[Path, str] = field(default_factory=dict)
     """Files that a launch script writes, where it says itself what they hold."""
+    accelerate: str = ""
+    """The configuration of accelerate that a command names and that is not here."""
     worked_out: dict[str, str] = field(default_factory=dict)
     lends: set[str] = field(default_factory=set)
     """Sections of YAML files of which aliases elsewhere repeat something."""
@@ -85,13 +87,17 @@ class _Gathered:
                 return path, self.written[path] if path in self.written else read_text(path)
         return None
 
+    def _untold(self) -> list[str]:
+        """Accelerate's configuration, where it is named and nothing else says what kind it is of."""
+        return [self.accelerate] if self.accelerate and "distributed_type" not in self.launcher else []
+
     def source(self) -> Source:
         read = {Path(file).stem for file, _ in self.lines.values()}
         return Source(
             dict(self.keys),
             dict(self.lines),
             self.entry,
-            tuple(base for base in self.bases if base not in read),
+            (*(base for base in self.bases if base not in read), *self._untold()),
             frozenset(self.additions),
             dict(self.words),
             dict(self.launcher),
@@ -174,7 +180,8 @@ def _read_yaml(text: str, path: Path, gathered: _Gathered, depth: int = 0) -> No
         gathered.given = {**manifest.variables, **gathered.given}
         _read_commands(manifest.launch, path, gathered, document.line(manifest.at))
         return
-    for base in _bases(data.get("defaults")):
+    defaults = data.get("defaults") or []
+    for base in defaults if isinstance(defaults, list) else [defaults]:
         _read_base(base, path, document, gathered, depth)
     _read_planned(text, path, gathered)
     gathered.lends |= document.lends
@@ -185,14 +192,13 @@ def _read_yaml(text: str, path: Path, gathered: _Gathered, depth: int = 0) -> No
         for old in [name for name in gathered.keys if name.startswith(section)]:
             del gathered.keys[old]
         del flat[key]
+    # ``trl grpo`` hands what is no key of the trainer on to the launch, and the command line stands over it
+    told = dict(gathered.launcher)
+    launched = [f"--{name}={flat.pop(name)}" for name in (*COUNTS, "accelerate_config") if name in flat]
+    _read_launcher(launched, path, gathered)
+    gathered.launcher |= told
     for key, value in flat.items():
         gathered.put(key, value, str(path), document.line(tuple(key.split("."))))
-
-
-def _bases(defaults: Value) -> list[Value]:
-    if defaults is None:
-        return []
-    return list(defaults) if isinstance(defaults, list) else [defaults]
 
 
 def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered, depth: int) -> None:
@@ -200,6 +206,8 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
     if isinstance(base, Mapping):
         for group, choice in base.items():
             name = str(group).removeprefix("override ").strip().lstrip("/")
+            if name.startswith("hydra/"):  # hydra's own logging and launcher
+                continue
             gathered.put(name.rpartition("@")[0] or name, choice, str(path), document.line(("defaults",)))
         return
     text = str(base)
@@ -332,18 +340,21 @@ def _read_launcher(words: Sequence[str], path: Path, gathered: _Gathered) -> Non
     """``--num_processes 8`` and its like, wherever they stand on the line, over what accelerate's config says."""
     for word, after in pairwise([*words, ""]):
         name, equals, inline = word.partition("=")
-        if name == "--config_file":
-            _read_accelerate(inline if equals else after, path, gathered)
+        if name.removeprefix("--") in ACCELERATE and name.startswith("--"):
+            _read_accelerate(inline if equals else after, path, gathered, named=True)
     gathered.launcher |= counts(words)
 
 
-def _read_accelerate(name: str, path: Path, gathered: _Gathered) -> None:
-    """The config that ``accelerate launch`` is told of, where its file is there."""
+def _read_accelerate(name: str, path: Path, gathered: _Gathered, *, named: bool = False) -> None:
+    """The config that ``accelerate launch`` is told of: its file, or where that is not here TRL's own of its name."""
     found = gathered.found(Path(name), path.parent / name, path.parent / Path(name).name)
     if found and found[0].suffix in (".yaml", ".yml"):
         data = parse_document(found[1], str(found[0])).data
         if isinstance(data, dict) and _LAUNCHED & set(data):
             gathered.launcher.update(flatten(data))
+    elif named:
+        gathered.launcher.update(shipped(Path(name).stem))
+        gathered.accelerate = Path(name).stem
 
 
 def _is_value(words: Sequence[Word], index: int) -> bool:
@@ -398,7 +409,7 @@ def _read_flag(word: Word, following: Sequence[Word], path: Path, gathered: _Gat
                 break
             values.append(after.text)
             taken += 1
-    if name in COUNTS:
+    if name in COUNTS or name == "accelerate_config":
         return taken
     if name in ("config", "config-path", "config-name", "config-dir") and values:
         _read_named(name, values[0], path, gathered)

@@ -10,6 +10,8 @@ from rlperf.frameworks.keytable import Value
 from rlperf.frameworks.scripts.typed import word_value
 
 COUNTS = frozenset({"num_processes", "num_machines", "nproc_per_node", "nnodes"})
+ACCELERATE = frozenset({"config_file", "accelerate_config"})
+"""How a launch names accelerate's configuration: ``accelerate launch``, ``trl grpo`` (trl/cli/accelerate_config.py)."""
 _KINDS = {"multi_gpu": "MULTI_GPU", "use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP"}
 _DEEPSPEED = frozenset({"zero_stage", "offload_optimizer_device"})
 _SWITCHES = frozenset({*_KINDS, "standalone", "no_python", "cpu", "quiet", "debug"})
@@ -25,6 +27,21 @@ def switch(text: str) -> bool:
     (True, True, False)
     """
     return text.startswith("--") and ("=" in text or text[2:].replace("-", "_") in _SWITCHES)
+
+
+def shipped(name: str) -> dict[str, Value]:
+    """What a configuration of accelerate that TRL ships says of the trainer, by its name; of others nothing.
+
+    trl/accelerate_configs of 0.27.0 and 1.16.0 alike; its examples write ``deepspeed_zero2`` for ``zero2``.
+
+    >>> shipped("zero2"), shipped("multi_gpu"), shipped("mine")
+    ({'distributed_type': 'DEEPSPEED', 'deepspeed_config.zero_stage': 2}, {'distributed_type': 'MULTI_GPU'}, {})
+    """
+    staged = re.fullmatch(r"(?:deepspeed_)?zero([123])", name)
+    if staged:
+        return {"distributed_type": "DEEPSPEED", "deepspeed_config.zero_stage": int(staged[1])}
+    kind = {"fsdp1": "FSDP", "fsdp2": "FSDP", "multi_gpu": "MULTI_GPU", "single_gpu": "NO"}.get(name)
+    return {"distributed_type": kind} if kind else {}
 
 
 def counts(words: Sequence[str]) -> dict[str, Value]:

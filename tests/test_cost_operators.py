@@ -154,8 +154,8 @@ def test_attention_is_quadratic_in_each_sequence_not_in_the_pack() -> None:
 
 
 def test_backward_takes_two_and_a_half_times_the_work_and_more() -> None:
-    forward = float(prefill_attention_s(H100, Heads(32, 32, 128), 1, 16384, 16384))
-    backward = float(prefill_attention_s(H100, Heads(32, 32, 128), 1, 16384, 16384, backward=True))
+    pack = H100, Heads(32, 32, 128), 16384, 16384**2, 16384
+    forward, backward = (float(packed_attention_s(*pack, backward=direction)) for direction in (False, True))
     assert 2.5 < backward / forward < 3.5
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlperf.calibrate.requests.engine_trace import TraceFit, fit_engine, predict_trace, read_engine_traces
+from rlperf.calibrate.requests.engine_trace import TraceFit, fit_traces, predict_trace, read_engine_traces
 from rlperf.errors import SpecError
 
 
@@ -46,7 +46,7 @@ TRUTH = TraceFit(0.02, 0.004, 0.01, 2e-4)
 def test_fit_finds_the_engine_that_made_the_recording(tmp_path: Path) -> None:
     seen = read_engine_traces([write_trace(tmp_path / "a_step_1.jsonl", 1, TRUTH)], groups_per_replica=4)
     other = read_engine_traces([write_trace(tmp_path / "b_step_2.jsonl", 2, TRUTH)], groups_per_replica=4)
-    fit = fit_engine(seen, evaluations=400)
+    fit = fit_traces(seen, evaluations=400)
     latency, makespan = predict_trace(other[0], fit)
     assert np.abs(latency - other[0].latency_s).sum() < 0.01 * other[0].latency_s.sum()
     assert makespan == pytest.approx(other[0].makespan_s, rel=0.01)
@@ -56,7 +56,7 @@ def test_incomplete_replicas_are_marked_and_not_fitted(tmp_path: Path) -> None:
     (trace,) = read_engine_traces([write_trace(tmp_path / "x_step_3.jsonl", 3, TRUTH, drop=5)], groups_per_replica=4)
     assert trace.missing == 5
     with pytest.raises(SpecError, match="no replica with all its trajectories"):
-        fit_engine([trace])
+        fit_traces([trace])
 
 
 def test_damaged_lines_are_all_listed(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_search_r1_fitted_on_step_0_predicts_steps_1_and_2(measured_data: Path) 
     """Recorded SGLang rollouts of 512 trajectories a replica (PolyTrace search_r1_7b); targets of 4 % and 3 %."""
     folder = measured_data / "polytrace" / "search_r1_7b"
     traces = read_engine_traces(sorted(folder.glob("multiturn_workload_step_*.jsonl")))
-    fit = fit_engine([t for t in traces if t.rl_step == 0])
+    fit = fit_traces([t for t in traces if t.rl_step == 0])
     tested = [t for t in traces if t.rl_step != 0 and not t.missing]
     assert len(tested) == 8
     predicted = [predict_trace(t, fit) for t in tested]

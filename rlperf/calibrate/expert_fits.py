@@ -122,7 +122,7 @@ def as_written(fit: MoeFit, skew: tuple[float, float], quality: Quality) -> MoeF
     )  # fmt: skip
 
 
-def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool = True) -> KernelFit:
+def fit_moe(series: Series, device: Device, skewed: Series | None = None, *, check: bool) -> KernelFit:
     """Grouped expert products from balanced routing; then skew and touched experts from power-law routing."""
     wide = series.kernel in NARROW_CHOICE and bool((series.shape["num_experts"] > WIDE).all())
     series = with_single_tokens(series, skewed)

@@ -68,9 +68,7 @@ class Fitted:
         )
 
 
-def fit_log(
-    predict: Predict, bounds: Bounds, measured: FloatArray, rows: BoolArray, *, outliers: bool = False
-) -> FloatArray:
+def fit_log(predict: Predict, bounds: Bounds, measured: FloatArray, rows: BoolArray, *, outliers: bool) -> FloatArray:
     """Parameters that minimise the soft absolute difference of log seconds over ``rows``.
 
     Soft L1 (scipy ``least_squares``) with a scale of 0.1: residuals beyond 10 % count linearly, so that single odd

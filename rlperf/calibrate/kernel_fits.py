@@ -139,7 +139,7 @@ def rounded(names: Sequence[str], values: FloatArray, in_seconds: Sequence[str])
     }
 
 
-def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None, check: bool = True) -> KernelFit:
+def fit_gemm(series: Series, device: Device, *, base_fixed: float | None, check: bool) -> KernelFit:
     """Matrix products of one dtype; what a quantising kernel takes above ``base_fixed`` is its quantising pass."""
     quantises = series.dtype in ("fp8", "fp8_block", "int8", "nvfp4") and base_fixed is not None
 
@@ -169,7 +169,7 @@ def fit_gemm(series: Series, device: Device, *, base_fixed: float | None = None,
     return KernelFit("gemm", constants, fitted, series, seconds)
 
 
-def fit_prefill(series: Series, device: Device, base: PrefillFit, *, check: bool = True) -> KernelFit:
+def fit_prefill(series: Series, device: Device, base: PrefillFit, *, check: bool) -> KernelFit:
     """Flash attention over whole prompts: constants of its backward and of its tiles are those of ``base``."""
     kept = {
         name: getattr(base, name) for name in ("tiles", "backward_flop", "backward_compute", "backward_ramp_tokens")
@@ -200,7 +200,7 @@ def fit_prefill(series: Series, device: Device, base: PrefillFit, *, check: bool
     return KernelFit("prefill", constants, fitted, series, seconds)
 
 
-def fit_encoder(series: Series, device: Device, base: PrefillFit, *, check: bool = True) -> KernelFit:
+def fit_encoder(series: Series, device: Device, base: PrefillFit, *, check: bool) -> KernelFit:
     """A vision tower's attention, without a mask, in heads of one width; what queries and tiles move is ``base``'s."""
     width = int(series.shape["head_dim"][0])
     named = {"kernel": series.kernel, "kv_dtype": series.dtype, "width": width, "timed_on": None}
@@ -219,7 +219,7 @@ def fit_encoder(series: Series, device: Device, base: PrefillFit, *, check: bool
     return KernelFit("encoder", constants, fitted, series, seconds)
 
 
-def fit_decode(series: Series, device: Device, base: DeviceCalibration, *, check: bool = True) -> KernelFit:
+def fit_decode(series: Series, device: Device, base: DeviceCalibration, *, check: bool) -> KernelFit:
     """Paged decode attention; what a kernel takes for windows is that of ``base``."""
     own = own_fit(series, base.decode)
     window = own.window if own else None
@@ -248,7 +248,7 @@ def fit_decode(series: Series, device: Device, base: DeviceCalibration, *, check
     return KernelFit("decode", constants, fitted, series, seconds)
 
 
-def fit_collective(all_series: Series, device: Device, *, check: bool = True) -> KernelFit:
+def fit_collective(all_series: Series, device: Device, *, check: bool) -> KernelFit:
     """One collective: constants for every group size; one message size left out in turn."""
     sizes, counts = all_series.shape["bytes"], all_series.shape["num_gpus"]
     x = sizes * bus_share(all_series.variant, counts)
@@ -299,7 +299,7 @@ FEWEST_EXPERTS = 64.0
 are left out of fits (nobody is known to serve them behind DeepEP)."""
 
 
-def fit_dispatch(every: Series, device: Device, per_node: int, *, check: bool = True) -> KernelFit:
+def fit_dispatch(every: Series, device: Device, per_node: int, *, check: bool) -> KernelFit:
     """Expert dispatch or combine over one number of nodes: t = fixed + experts c + bytes / rate."""
     series = every.take(every.shape["num_experts"] >= FEWEST_EXPERTS)
     group = int(series.shape["node_num"][0]) * per_node
@@ -326,7 +326,7 @@ def fit_dispatch(every: Series, device: Device, per_node: int, *, check: bool = 
     return KernelFit("dispatch", constants, fitted, series)
 
 
-def fit_exchange(series: Series, device: Device, *, check: bool = True) -> KernelFit:
+def fit_exchange(series: Series, device: Device, *, check: bool) -> KernelFit:
     """An engine's own dispatch or combine in one domain, all sizes of the group at once."""
     named: dict[str, Any] = {"kernel": series.kernel, "operation": series.variant}
     names = ("fixed", "per_doubling", "rate")
@@ -341,7 +341,7 @@ def fit_exchange(series: Series, device: Device, *, check: bool = True) -> Kerne
     return KernelFit("exchange", constants, fitted, series)
 
 
-def fit_streams(series: Series, device: Device, *, check: bool = True) -> KernelFit:
+def fit_streams(series: Series, device: Device, *, check: bool) -> KernelFit:
     """Hyper-connections of one engine: kernels in front of a half of a layer, and the one behind it."""
     seconds = streams_seconds(series, device)
 
@@ -362,7 +362,7 @@ def fit_streams(series: Series, device: Device, *, check: bool = True) -> Kernel
     return KernelFit("streams", constants, fitted, series, seconds)
 
 
-def fit_stream(series: Series, device: Device, base: StreamFit, *, check: bool = True) -> KernelFit:
+def fit_stream(series: Series, device: Device, base: StreamFit, *, check: bool) -> KernelFit:
     """Large memory-bound passes: t = fixed + bytes / (W e); what small operators reach is that of ``base``."""
     seconds = stream_seconds(series, device)
 

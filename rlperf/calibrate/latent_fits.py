@@ -12,7 +12,7 @@ from rlperf.specs.cluster import Device
 from rlperf.specs.hardware import BEST_READ
 
 
-def fit_latent(series: Series, device: Device, base: PrefillFit, *, check: bool = True) -> KernelFit:
+def fit_latent(series: Series, device: Device, base: PrefillFit, *, check: bool) -> KernelFit:
     """One engine's kernel in one phase and dtype of the cache."""
     if series.variant == "generation":
         return _fit_absorbed(series, device, check)
@@ -69,7 +69,7 @@ def _fit_rebuilt(series: Series, device: Device, base: PrefillFit, check: bool) 
     return KernelFit("latent_prefill", constants, fitted, series, seconds)
 
 
-def fit_absorption(series: Series, device: Device, *, check: bool = True) -> KernelFit:
+def fit_absorption(series: Series, device: Device, *, check: bool) -> KernelFit:
     """An engine's products with the latents, those of queries and of values in one fit."""
     seconds = absorption_seconds(series, device)
 

@@ -120,7 +120,7 @@ def module_seconds(series: Series, hw: Hardware) -> Callable[[SparseFit | None],
     return seconds
 
 
-def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool = True) -> KernelFit:
+def fit_modules(modules: Sequence[Series], hw: Hardware, *, check: bool) -> KernelFit:
     """Constants of one engine's modules of one mixer in one phase, all models and precisions together."""
     mixer, phase = mixer_of(modules[0])
     kernel = modules[0].kernel

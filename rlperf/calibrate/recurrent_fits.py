@@ -24,7 +24,7 @@ PULL = 0.02
 only what leaves L2 tells them apart."""
 
 
-def fit_scan(series: Series, device: Device, *, check: bool = True) -> KernelFit:
+def fit_scan(series: Series, device: Device, *, check: bool) -> KernelFit:
     """A recurrent mixer of one engine in one phase: its scan, its step, or the convolution in front of them."""
     if series.kind == CONVOLUTION:
         return _fit_convolution(series, device, check)

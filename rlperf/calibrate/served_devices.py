@@ -187,7 +187,7 @@ def _point(group: int, fixed: float, bandwidth: float) -> CollectivePoint:
     )
 
 
-def fit_served_device(table: Table, name: str, *, check: bool = True, today: str | None = None) -> ServedFit:
+def fit_served_device(table: Table, name: str, *, check: bool, today: str | None = None) -> ServedFit:
     """Fit a device to the rows of the table that fall into the engines' calibration split (`SPLIT`).
 
     Parameters

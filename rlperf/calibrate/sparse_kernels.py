@@ -77,7 +77,7 @@ def part_seconds(series: Series, hw: Hardware) -> Seconds:
     return seconds
 
 
-def fit_wide(series: Series, hw: Hardware, *, check: bool = True) -> KernelFit:
+def fit_wide(series: Series, hw: Hardware, *, check: bool) -> KernelFit:
     """Attention over chosen keys of 16 bits in prompts: it computes all places, and gathers them on the way."""
     base = sparse_fit(hw, timed_part(series).table, "context", series.kernel)
     seconds = part_seconds(series, hw)

@@ -49,9 +49,9 @@ class Row:
         """The hardware of the device that the row names, in a cluster or else in the generic node."""
         return _hardware(self.text("gpu"), cluster)
 
-    def text(self, column: str, default: str = "") -> str:
-        """The cell, or ``default`` where it is blank or absent."""
-        return (self.cells.get(column) or "").strip() or default
+    def text(self, column: str) -> str:
+        """The cell, empty where it is blank or absent."""
+        return (self.cells.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
         """The cell as a number, None where it is blank; `SpecError` where it is none, not finite or negative."""

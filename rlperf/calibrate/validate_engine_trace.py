@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlperf.calibrate.requests.engine_trace import EngineTrace, TraceFit, fit_engine, predict_trace, read_engine_traces
+from rlperf.calibrate.requests.engine_trace import EngineTrace, TraceFit, fit_traces, predict_trace, read_engine_traces
 from rlperf.calibrate.tables import Refusal
 from rlperf.calibrate.validate import Outcome, PredictedFigure, Report, report_of
 from rlperf.errors import Problem, SpecError
@@ -24,7 +24,7 @@ def report(paths: Sequence[Path], fit: Sequence[Path] = ()) -> Report:
                 "--fit step_0.jsonl",
             )
         )
-    engine = fit_engine(read_engine_traces(fit))
+    engine = fit_traces(read_engine_traces(fit))
     seen = {path.resolve() for path in fit}
     predictions: list[PredictedFigure] = []
     refused: list[Refusal] = []

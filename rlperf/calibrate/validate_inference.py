@@ -11,7 +11,6 @@ from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
 from rlperf.cost.basis import ServedLoad, serving_basis
 from rlperf.cost.parameters import parameters
 from rlperf.errors import RlperfError, SpecError
-from rlperf.specs.engine_calibration import EngineCalibration
 
 LOOP = "closed_loop_ttft_ms"
 """Metric: mean time to first token of a closed loop, in milliseconds."""
@@ -24,7 +23,7 @@ _SENT = re.compile(r"\d+ requests|rate \S+")
 _TIMES = ("measured_tpot_ms", "measured_ttft_ms")
 
 
-def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration] | None = None) -> Outcome:
+def predict_rows(path: Path, table: Table) -> Outcome:
     """Predict every row: time per output token, time to the first one, else throughput.
 
     The first tokens of closed loops are a metric of their own, `LOOP`: they hold queueing that rows do not describe
@@ -38,7 +37,7 @@ def predict_rows(path: Path, table: Table, engines: dict[str, EngineCalibration]
     def predict(row: Row) -> list[PredictedFigure]:
         if row.row_id in again:
             raise SpecError(TOLD_AGAIN)
-        return predict_case(case_of(row, engines), costs)
+        return predict_case(case_of(row), costs)
 
     return each_row(table, predict)
 

@@ -193,7 +193,6 @@ def prefill_attention_s(
     kv_tokens: Array,
     *,
     fit: PrefillFit | None = None,
-    backward: bool = False,
     cache_write: bool = False,
 ) -> FloatArray:
     """Seconds of flash attention over ``sequences`` equal sequences: see `flash_with`.
@@ -208,7 +207,7 @@ def prefill_attention_s(
     fit = fit or prefill_fit(hw)[0]
     pairs = s * (visible_pairs(q, k, causal=heads.causal, window=heads.window) + edge_pairs(fit, q, k, heads.window))
     longest = np.minimum(k, heads.window) if heads.window else k
-    return flash_with(hw.device, fit, s * q, pairs, longest, s * q * cache_write, heads, backward=backward)
+    return flash_with(hw.device, fit, s * q, pairs, longest, s * q * cache_write, heads)
 
 
 def packed_attention_s(

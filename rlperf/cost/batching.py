@@ -152,7 +152,7 @@ def _slowest_replica(table: FloatArray, parts: int, balanced: bool, *, alike: bo
     return groups[int(np.argmax([table[group].sum() for group in groups]))]
 
 
-def _even_partitions(table: FloatArray, parts: int, *, equal_size: bool = False) -> list[IntArray]:
+def _even_partitions(table: FloatArray, parts: int, *, equal_size: bool) -> list[IntArray]:
     """Sets of nearly equal sums; of many sequences by dealing."""
     groups = _many_partitions(table, parts, equal_size)
     return _balanced(table.tobytes(), parts, equal_size) if groups is None else groups

@@ -34,10 +34,10 @@ def balanced_partitions(lengths: FloatArray, parts: int, *, equal_size: bool = F
     return [group for group in np.split(members, cuts) if group.size]
 
 
-def fullest_partition(lengths: FloatArray, parts: int, *, equal_size: bool = False) -> IntArray:
+def fullest_partition(lengths: FloatArray, parts: int, *, equal_size: bool) -> IntArray:
     """The fullest of `balanced_partitions`, without the others.
 
-    >>> fullest_partition(np.array([8.0, 7.0, 6.0, 5.0, 4.0]), 2).tolist()
+    >>> fullest_partition(np.array([8.0, 7.0, 6.0, 5.0, 4.0]), 2, equal_size=False).tolist()
     [1, 3, 4]
     """
     values = np.asarray(lengths, dtype=np.float64)

@@ -108,7 +108,7 @@ class EngineStepCost:
         of = {each.name: getattr(self, each.name) for each in fields(self)} | {"drafted": drafted}
         return tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in of.values())
 
-    def linear_table(self, mixed: bool = False) -> FloatArray:
+    def linear_table(self, mixed: bool) -> FloatArray:
         """`linear_s`, or that of engine_steps with prompts [s]."""
         return self.linear_s if self.mixed_linear_s is None or not mixed else self.mixed_linear_s
 

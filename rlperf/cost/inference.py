@@ -126,7 +126,7 @@ LATENCY_BOUND = 0.35
 """An operator whose ideal time is less than this share of its seconds is bound by latency."""
 
 
-def breakdown(operators: list[Operator], scale: float = 1.0, host: float = 0.0) -> list[OperatorRow]:
+def breakdown(operators: list[Operator], scale: float, host: float) -> list[OperatorRow]:
     """Operators of a scalar layout as lines, equal names added up, the host last."""
     sums: dict[str, list[float]] = {}
     for one in operators:

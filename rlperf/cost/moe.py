@@ -147,7 +147,7 @@ def grouped_with(
     fit: MoeFit,
     tokens: Array,
     experts: ExpertShape,
-    expert_parallel: Array = 1,
+    expert_parallel: Array,
     expert_tensor_parallel: Array = 1,
     *,
     dtype: str = "bf16",

@@ -109,7 +109,7 @@ def chosen_with(
 
 def scored_with(
     device: Device, fit: SparseFit, work: KeyChoice, scored: Array, index_keys: Array, score_bytes: float,
-    longest: Array = 0.0,
+    longest: Array,
 ) -> FloatArray:  # fmt: skip
     """Seconds of the index over s pairs, of whose scores ``score_bytes`` each are moved; see `chosen_with`."""
     s = as_float(scored)

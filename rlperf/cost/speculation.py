@@ -95,9 +95,7 @@ def _attends(arch: Architecture, mixer: str) -> bool:
     return any(issubclass(KINDS[arch.part(name)[0]], Softmax) for name in mixer.split("+"))
 
 
-def speculating(
-    cost: EngineStepCost, replica: Replica, wanted: DraftSetting, yields: Yield, *, typical_context: float = 4096.0
-) -> EngineStepCost:
+def speculating(cost: EngineStepCost, replica: Replica, wanted: DraftSetting, yields: Yield) -> EngineStepCost:
     r"""An engine's cost with speculation, per token of every request.
 
     .. math::
@@ -109,7 +107,6 @@ def speculating(
     ----------
     cost : of the engine without, in its framework
     yields : tokens per engine_step for 0 ... k drafts
-    typical_context : tokens of a running request, at which the number of drafts is chosen where it switches [tokens]
 
     Notes
     -----
@@ -139,7 +136,7 @@ def speculating(
         added[k] = wider + running * (k * (head_s + recorded_s) + handled) + drafts + VERIFY_KERNELS * called
         keys[k] = np.hypot(cost.decode_per_kv_token_s, np.sqrt(k * (k + 2.0)) * pair_s) + k * draft_key_s
     table = Drafted(np.array(tokens), added, keys, np.zeros(len(running), dtype=np.int64), yields.spread)
-    return replace(cost, drafted=_chosen(cost, table, wanted.fewest, running, typical_context))
+    return replace(cost, drafted=_chosen(cost, table, wanted.fewest, running))
 
 
 def call_s(replica: Replica) -> float:
@@ -162,12 +159,16 @@ def _verification_s(cost: EngineStepCost, replica: Replica, running: FloatArray,
     return np.maximum(cost.linear(cost.padded(tokens)), np.where(uncaptured, issued, 0.0))
 
 
-def _chosen(cost: EngineStepCost, every: Drafted, fewest: int, running: FloatArray, context: float) -> Drafted:
+TYPICAL_CONTEXT = 4096.0
+"""Tokens of a running request, at which the number of drafts is chosen where it switches [tokens]."""
+
+
+def _chosen(cost: EngineStepCost, every: Drafted, fewest: int, running: FloatArray) -> Drafted:
     """Of all numbers of drafts from ``fewest`` up the fastest at every number of running requests."""
     seconds = []
     for k in range(fewest, len(every.tokens)):
         fixed = replace(every, drafts=np.full(len(running), k, dtype=np.int64))
-        seconds.append(replace(cost, drafted=fixed).decode_s(running, running * context))
+        seconds.append(replace(cost, drafted=fixed).decode_s(running, running * TYPICAL_CONTEXT))
     return replace(every, drafts=fewest + np.argmin(np.array(seconds), axis=0))
 
 

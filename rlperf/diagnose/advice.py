@@ -124,7 +124,7 @@ KNOBS_UNTOLD: dict[str, tuple[tuple[str, str], ...]] = {
 """The same where nothing tells whether they have: logs do not."""
 
 
-def advice_for(kind: str, gain_s: float, *, shares_devices: bool | None = False) -> tuple[Advice, ...]:
+def advice_for(kind: str, gain_s: float, *, shares_devices: bool | None) -> tuple[Advice, ...]:
     """Knobs of a cause, with the what-if as the most that they can win; ``shares_devices``: None where untold.
 
     >>> [advice.knob for advice in advice_for("weight_sync", 1.0, shares_devices=True)]

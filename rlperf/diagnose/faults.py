@@ -22,7 +22,7 @@ from rlperf.diagnose.rollout_faults import kv_cache, long_trajectories, queueing
 __all__ = ["Fault", "Thresholds", "find_faults"]
 
 
-def find_faults(graph: g.PerformanceGraph, limits: Thresholds | None = None) -> list[Fault]:
+def find_faults(graph: g.PerformanceGraph, limits: Thresholds | None) -> list[Fault]:
     """All abnormal things of a graph, whether they cost time or not."""
     known = limits or Thresholds()
     fit = fit_engines(graph)

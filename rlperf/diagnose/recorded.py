@@ -143,9 +143,7 @@ def _add_trace(
     return decode[lasts], ends[lasts]
 
 
-def graph_of_recording(
-    recording: Recording, *, token_s: float | None = None
-) -> tuple[g.PerformanceGraph, tuple[str, ...]]:
+def graph_of_recording(recording: Recording, *, token_s: float | None) -> tuple[g.PerformanceGraph, tuple[str, ...]]:
     """Lengths at ``token_s`` per generated token, tool latencies and reward times per rank.
 
     Groups are dealt to the ranks of the reward times in equal contiguous shares.

@@ -15,8 +15,8 @@ def add_rollout(
     build: g.GraphBuilder,
     result: RolloutResult,
     trajectories: Trajectories,
-    start_s: float = 0.0,
-    after: IntArray | None = None,
+    start_s: float,
+    after: IntArray | None,
     *,
     rl_step: int = 0,
 ) -> IntArray:

@@ -115,7 +115,7 @@ def _peak(device: Device) -> float:
 
 
 def with_relatives_kernels(
-    constants: DeviceCalibration, device: Device, folder: Path | str | None = None, asked: tuple[str, ...] = ()
+    constants: DeviceCalibration, device: Device, folder: Path | str | None, asked: tuple[str, ...] = ()
 ) -> DeviceCalibration:
     """A device's constants, and those of its relative for what was not timed on it: experts of a dtype, mixers, and
     attention kernels over prompts of its generation.
@@ -193,7 +193,7 @@ def lent_by(
     return at_published_rates(whole.model_copy(update={"moe": runs}), device, related)
 
 
-def timed_relative(device: Device, folder: Path | str | None = None) -> str | None:
+def timed_relative(device: Device, folder: Path | str | None) -> str | None:
     """Whose constants a device borrows: the first of its relative, that one's relative and so on that was timed."""
     asked, related = {device.name}, device
     while kin := load_relative(related, folder):

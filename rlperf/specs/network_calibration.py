@@ -55,10 +55,10 @@ class NetworkCalibration(Frozen):
         return min(one.low for one in self.provenance), max(one.high for one in self.provenance)
 
 
-def load_network_calibration(folder: Path | str | None = None) -> NetworkCalibration:
+def load_network_calibration(folder: Path | str | None) -> NetworkCalibration:
     """Constants of NCCL, the library that every framework communicates by; ``folder`` is the job's folder.
 
-    >>> load_network_calibration().line.start
+    >>> load_network_calibration(None).line.start
     1.4e-05
     """
     path = find_calibration("nccl", "networks", folder)

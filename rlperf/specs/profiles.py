@@ -51,7 +51,7 @@ def _shipped_with(package: Path) -> Path:
     raise SpecError("the shipped hardware profiles are missing: reinstall rlperf, or set RLPERF_PROFILES")
 
 
-def search_path(folder: Path | str | None = None) -> tuple[Path, ...]:
+def search_path(folder: Path | str | None) -> tuple[Path, ...]:
     """Folders that are searched for profiles, in order; ``folder`` is the job's own."""
     named, config, home = (os.environ.get(name, "") for name in ("RLPERF_PROFILES", "XDG_CONFIG_HOME", "HOME"))
     anywhere = _everywhere(named, config, home, PACKAGE)
@@ -192,7 +192,7 @@ def load_device(name_or_path: str | Path, folder: Path | str | None = None) -> D
     return _device(path, stamp(path))
 
 
-def load_relative(device: Device, folder: Path | str | None = None) -> Device | None:
+def load_relative(device: Device, folder: Path | str | None) -> Device | None:
     """The device whose constants another borrows; None where it names none."""
     if not device.relative:
         return None

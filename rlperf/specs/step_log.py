@@ -135,7 +135,7 @@ class StepLog:
         """
         return self.without_first(warm_up) if self.n > 3 * warm_up else self
 
-    def without_first(self, count: int = 1) -> StepLog:
+    def without_first(self, count: int) -> StepLog:
         """The log without its first rl_steps, which compile, capture and warm up."""
         keep = slice(count, None)
         columns: dict[str, Any] = {name: getattr(self, name)[keep] for name in COLUMNS}

@@ -25,7 +25,7 @@ _GROUP_NOTE = (
 )
 
 
-def models_from_distributions(content: Mapping[str, Any], source: str = "") -> dict[str, LengthModel]:
+def models_from_distributions(content: Mapping[str, Any], source: str) -> dict[str, LengthModel]:
     """Models of the tasks that a distribution-parameter file holds: "math" and "tool_use"."""
     models = {}
     try:

@@ -123,12 +123,12 @@ class LengthModel(BaseModel):
         turns = None if self.turns is None else self.turns.draw(self.provenance.responses, self.group_size, rng)
         return self.model_copy(update={"response": law, "dependence": dependence, "turns": turns})
 
-    def interval(self, max_response_tokens: int, *, draws: int = 200, seed: int = 0) -> tuple[Float, Float]:
+    def interval(self, max_response_tokens: int) -> tuple[Float, Float]:
         """5th and 95th percentile of (truncated fraction, mean tokens) over the law's own uncertainty.
 
         Beyond the recorded cap the family is uncertain too: `alternatives` take part with their weights.
         """
-        rng = np.random.default_rng(seed)
+        rng, draws = np.random.default_rng(0), 200
         found = []
         beyond = self.max_response_tokens is not None and max_response_tokens > self.max_response_tokens
         others = [law for _, law in self.alternatives] if beyond else []

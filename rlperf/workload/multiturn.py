@@ -276,9 +276,9 @@ def sample_turns(
     group: Int,
     rng: np.random.Generator,
     *,
-    shift: float = 0.0,
-    max_response_tokens: int | None = None,
-    max_context_tokens: int | None = None,
+    shift: float,
+    max_response_tokens: int | None,
+    max_context_tokens: int | None,
 ) -> LengthTable:
     """Turns of trajectories with given prompts [m] and groups [m].
 

@@ -68,8 +68,8 @@ def predictive_replicates(
     group_size: int | None = None,
     *,
     rl_step: int | None = None,
-    max_response_tokens: int | None = None,
-    seed: int = 0,
+    max_response_tokens: int | None,
+    seed: int,
     uncertain: bool = True,
 ) -> Iterator[LengthTable]:
     """Predictive replicates of an rl_step; `uncertain` also draws the parameters from their error."""
@@ -100,18 +100,22 @@ def truncated_fraction(model: LengthModel, max_response_tokens: int, *, rl_step:
     return model.laws()[1].survival(max_response_tokens - 1.0)
 
 
-def cap_that_cuts(model: LengthModel, share: float, *, most: int = 1 << 20, rl_step: int | None = None) -> int | None:
+MOST_CAP = 1 << 20
+"""The longest maximum that is proposed [tokens]."""
+
+
+def cap_that_cuts(model: LengthModel, share: float, *, rl_step: int | None) -> int | None:
     """The least maximum length, in multiples of 1,024 tokens, that cuts at most ``share`` of responses.
 
-    None where even ``most`` tokens cut more. ``rl_step`` : as in `truncated_fraction`.
+    None where even `MOST_CAP` tokens cut more. ``rl_step`` : as in `truncated_fraction`.
 
     >>> from rlperf.workload import load_model
-    >>> cap = cap_that_cuts(load_model("math"), 0.05)
+    >>> cap = cap_that_cuts(load_model("math"), 0.05, rl_step=None)
     >>> truncated_fraction(load_model("math"), cap) <= 0.05 < truncated_fraction(load_model("math"), cap - 1024)
     True
     """
-    low, high = 0, most // 1024
-    if truncated_fraction(model, most, rl_step=rl_step) > share:
+    low, high = 0, MOST_CAP // 1024
+    if truncated_fraction(model, MOST_CAP, rl_step=rl_step) > share:
         return None
     while high - low > 1:
         middle = (low + high) // 2

@@ -67,9 +67,9 @@ class Filtering:
             rho = float(np.clip((spread / (p * (1 - p)) - np.mean(1 / n)) / (1 - np.mean(1 / n)), 0.0, 0.99))
         return cls(p, rho, int(np.median(n)), max(b.train_prompts for b in batches), int(n.sum()), int(kept.size))
 
-    def generation_batches(self, trainer_steps: int = 10_000, seed: int = 0) -> Int:
-        """Generation batches [trainer_steps] that each trainer step needs to gather `train_prompts` survivors."""
-        rng = np.random.default_rng(seed)
+    def generation_batches(self) -> Int:
+        """Generation batches that each of many trainer steps needs to gather `train_prompts` survivors."""
+        rng, trainer_steps = np.random.default_rng(0), 10_000
         gathered = np.zeros(trainer_steps, np.int64)
         count = np.zeros(trainer_steps, np.int64)
         for _ in range(1000):

@@ -161,17 +161,13 @@ def _trajectories(columns: LengthColumns, rows: IntArray, trajectory: IntArray, 
     )
 
 
-def predict_trace(
-    trace: EngineTrace, fit: TraceFit, limits: EngineLimits = RECORDED_LIMITS
-) -> tuple[FloatArray, float]:
+def predict_trace(trace: EngineTrace, fit: TraceFit) -> tuple[FloatArray, float]:
     """Seconds of every turn ``[turns]``, and the replica's makespan [s]."""
-    timeline = simulate_replica(trace.trajectories, fit.cost, limits)
+    timeline = simulate_replica(trace.trajectories, fit.cost, RECORDED_LIMITS)
     return timeline.latency_s, timeline.makespan_s
 
 
-def fit_engine(
-    traces: Sequence[EngineTrace], limits: EngineLimits = RECORDED_LIMITS, evaluations: int = 120
-) -> TraceFit:
+def fit_traces(traces: Sequence[EngineTrace], evaluations: int = 120) -> TraceFit:
     """Constants that minimise WAPE of the turns plus mean error of the makespans, by Nelder-Mead on logarithms.
 
     Traces with missing trajectories are left out: their latencies come from requests that the recording does not show.
@@ -186,7 +182,7 @@ def fit_engine(
 
     def predicted(logs: FloatArray) -> tuple[FloatArray, FloatArray]:
         fit = _fit_of(logs)
-        turns, makespans = zip(*(predict_trace(trace, fit, limits) for trace in whole), strict=True)
+        turns, makespans = zip(*(predict_trace(trace, fit) for trace in whole), strict=True)
         return np.concatenate(turns), np.array(makespans)
 
     def error(logs: FloatArray) -> float:
@@ -194,7 +190,7 @@ def fit_engine(
         wape = np.abs(turns - measured).sum() / measured.sum()
         return float(wape + np.abs(makespans / spans - 1.0).mean())
 
-    found = minimize(error, _start(whole, limits), method="Nelder-Mead", options={"maxfev": evaluations})
+    found = minimize(error, _start(whole), method="Nelder-Mead", options={"maxfev": evaluations})
     turns, _ = predicted(found.x)
     low, high = np.quantile(measured / turns, [0.05, 0.95])
     return replace(_fit_of(found.x), low=float(low), high=float(high))
@@ -205,13 +201,13 @@ def _fit_of(logs: FloatArray) -> TraceFit:
     return TraceFit(fixed, request, prompt, token)
 
 
-def _start(traces: Sequence[EngineTrace], limits: EngineLimits) -> FloatArray:
+def _start(traces: Sequence[EngineTrace]) -> FloatArray:
     """First guess, as logarithms: the best of a coarse grid of proportions, each scaled to the recorded seconds."""
     trace = traces[0]
     best, least = np.zeros(4), np.inf
     for request, prefill, token in product((0.5, 0.1, 0.02), (0.0, 1.0, 4.0), (0.003, 0.03, 0.3)):
         shape = np.array([1.0, request, prefill * request + 1e-3, token * request])
-        predicted = predict_trace(trace, _fit_of(np.log(shape)), limits)[0]
+        predicted = predict_trace(trace, _fit_of(np.log(shape)))[0]
         scale = float(np.median(trace.latency_s / predicted))
         error = float(np.abs(scale * predicted - trace.latency_s).sum())
         if error < least:

@@ -115,7 +115,7 @@ def with_constants(framework: FrameworkCalibration, values: Mapping[str, float])
 def fit_framework(
     framework: FrameworkCalibration,
     residuals: Callable[[FrameworkCalibration], Sequence[float]],
-    free: Sequence[str] = CONSTANTS,
+    free: Sequence[str],
     *,
     pull: float = 0.05,
 ) -> FrameworkCalibration:

@@ -71,7 +71,7 @@ class ServingRows:
     rows: Rows
 
     @classmethod
-    def of(cls, cases: Sequence[Measured], costs: CostTable | None = None) -> ServingRows:
+    def of(cls, cases: Sequence[Measured], costs: CostTable | None) -> ServingRows:
         """From cases with their primary metrics."""
         stack = ServingStack(cases, costs or CostTable())
 

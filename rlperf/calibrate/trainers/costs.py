@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,8 +15,6 @@ from rlperf.cost.batching import Microbatches
 from rlperf.cost.trainer.update import PARTS, TrainingCost, training_update
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.trainer_calibration import TrainerCalibration
-
-Trainers = Mapping[str, TrainerCalibration]
 
 
 def stack(layouts: Sequence[Layout], batches: Sequence[Microbatches]) -> tuple[Layout, Microbatches]:
@@ -44,7 +42,7 @@ def batches_of(rows: Sequence[TrainingRow]) -> list[list[int]]:
     return list(found.values())
 
 
-def predict_costs(rows: Sequence[TrainingRow], trainers: Trainers | None = None) -> dict[int, TrainingCost]:
+def predict_costs(rows: Sequence[TrainingRow]) -> dict[int, TrainingCost]:
     """Cost of each batch of rows, by the index of its first row; see `predict_seconds` for flat seconds."""
     costs = {}
     for indices in batches_of(rows):
@@ -53,7 +51,7 @@ def predict_costs(rows: Sequence[TrainingRow], trainers: Trainers | None = None)
         costs[indices[0]] = training_update(
             first.architecture,
             first.hardware,
-            (trainers or {}).get(first.backend, first.trainer),
+            first.trainer,
             layout,
             batch,
             first.options,
@@ -61,10 +59,10 @@ def predict_costs(rows: Sequence[TrainingRow], trainers: Trainers | None = None)
     return costs
 
 
-def predict_parts(rows: Sequence[TrainingRow], trainers: Trainers | None = None) -> FloatArray:
+def predict_parts(rows: Sequence[TrainingRow]) -> FloatArray:
     """Seconds of every row by part, ``[rows, parts]`` in the order of `rlperf.cost.trainer.update.PARTS`."""
     out = np.zeros((len(rows), len(PARTS)))
-    costs = predict_costs(rows, trainers)
+    costs = predict_costs(rows)
     for indices in batches_of(rows):
         cost = costs[indices[0]]
         for column, name in enumerate(PARTS):
@@ -130,7 +128,7 @@ def descend(
     measured: FloatArray,
     configurations: Sequence[str],
     *,
-    ridge: float = 0.12,
+    ridge: float,
     sweeps: int = 3,
 ) -> Fit:
     """Coordinate descent on the mean |ln(predicted / measured)| of the configurations, with a pull to the start.

@@ -148,7 +148,7 @@ def trainer_memory(
 
 
 def whole_gradients(
-    arch: Architecture, trainer: TrainerCalibration, layout: Layout, options: UpdateOptions = PLAIN
+    arch: Architecture, trainer: TrainerCalibration, layout: Layout, options: UpdateOptions
 ) -> FloatArray:
     r"""Gradients that wait unsharded for an update's last microbatch, :math:`P_{held}\, g` [bytes].
 

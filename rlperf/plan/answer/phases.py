@@ -39,8 +39,8 @@ BEST = 10
 
 
 def phase_of(
-    context: Context, decision: Decision, column: int, room: int, *, remarks: bool = True,
-    facts: FrameworkFacts | None = None,
+    context: Context, decision: Decision, column: int, room: int, *, remarks: bool,
+    facts: FrameworkFacts | None,
 ) -> Phase:  # fmt: skip
     """The plan's words for the chosen column of a slot; ``remarks`` and ``facts`` as in `rlperf.plan.planner.plan_job`.
 

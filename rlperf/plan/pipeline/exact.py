@@ -110,7 +110,7 @@ def best_order(
     devices: int,
     *,
     memory_bytes: list[float] | None = None,
-    identical: bool = False,
+    identical: bool,
     limit_s: float = float("inf"),
     max_nodes: int = 200_000,
 ) -> ExactOrder:

@@ -265,7 +265,7 @@ class LengthSource:
         except SpecError:  # every recorded response was cut: no law is known
             return False
 
-    def cap_that_cuts(self, share: float, rl_steps: tuple[int, int] | None = None) -> int | None:
+    def cap_that_cuts(self, share: float, rl_steps: tuple[int, int] | None) -> int | None:
         """The least maximum length [tokens] that cuts at most ``share`` of responses; None where none is known to.
 
         ``rl_steps`` : of which group, as in `demand`

@@ -161,7 +161,7 @@ def _cycle(stages: int, orders: Orders, position: list[int], end: list[float], c
 
 
 def check_orders(
-    stages: int, microbatches: int, placement: Sequence[int], orders: Sequence[Sequence[Op]], *, merged: bool = False
+    stages: int, microbatches: int, placement: Sequence[int], orders: Sequence[Sequence[Op]], *, merged: bool
 ) -> None:
     """Every operation once, on the device of its stage; otherwise a `SpecError` that lists what is wrong."""
     if len(placement) != stages:

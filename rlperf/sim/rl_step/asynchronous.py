@@ -308,7 +308,7 @@ class _Simulation:
         return any(event[1] == _SYNCED for event in self.events)
 
 
-def simulate(run: AsyncRun, *, rl_steps: int = 50, warmup: int | None = None, seed: int = 0) -> AsyncResult:
+def simulate(run: AsyncRun, *, rl_steps: int, warmup: int | None = None, seed: int = 0) -> AsyncResult:
     """Simulate ``rl_steps`` optimizer batches after a warm-up (default: as many as the pipeline holds, and ten more).
 
     >>> lengths = np.full((1, 4), 100.0)

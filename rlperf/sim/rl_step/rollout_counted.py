@@ -310,7 +310,7 @@ def counted_ahead_s(
 def pools_of(
     settings: Settings, costs: tuple[EngineStepCost, ...], layout: Layout, e: IntArray,
     kv_tokens: FloatArray, running: IntArray, counted: Counted, aparts: tuple[Apart | None, ...],
-    streams: bool = False,
+    streams: bool,
 ) -> list[Engines]:  # fmt: skip
     """The engines of every pool, with no more places than its environments fill.
 

@@ -291,7 +291,7 @@ def group_seconds(finish_s: FloatArray, group: IntArray) -> float:
 
 def simulated_rollout(
     events: RolloutEvents, demand: Demand, replicas: Replicas, layout: Layout, transition_s: float, weight_dtype: str,
-    allowed: Allowed = ONE_BATCH,
+    allowed: Allowed,
 ) -> tuple[RolloutStage, tuple[RolloutResult, ...]]:  # fmt: skip
     """Events: the stage of one pool in every replicate of a demand, and the simulated rollouts behind it.
 

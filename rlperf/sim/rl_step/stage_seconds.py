@@ -92,7 +92,7 @@ def sync_seconds(
     return np.zeros(len(r)) + framework.factors.weight_sync * seconds
 
 
-def batch_shape(demand: Demand, architecture: Architecture, passes: int, fields: float = 0.0) -> BatchShape:
+def batch_shape(demand: Demand, architecture: Architecture, passes: int, fields: float) -> BatchShape:
     """What one rl_step's batch moves: lengths, ``passes`` scoring passes, and pixels where a tower sees images.
 
     ``fields``: numbers per response token that scorers return.
@@ -139,7 +139,7 @@ class _Around:
 
 def stage_seconds(
     site: Site, architecture: Architecture, demand: Demand, mode: Mode, staleness: int,
-    pairs: Pairs[RolloutStage, TrainerStage], beside: Beside | None = None,
+    pairs: Pairs[RolloutStage, TrainerStage], beside: Beside | None,
 ) -> StageSeconds:  # fmt: skip
     """Stages and rl_step of pairs of rollouts and trainers [s] ``[pairs]``; ``beside``: what scorers add."""
     rollout, trainer, r, t = pairs.rollout, pairs.trainer, pairs.r, pairs.t

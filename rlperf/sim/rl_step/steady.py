@@ -18,7 +18,7 @@ from rlperf.specs.modes import Mode
 from rlperf.specs.rl_calibration import FrameworkCalibration
 
 
-def execution_of(framework: FrameworkCalibration, mode: Mode, staleness: int, chunks: int = 1) -> Execution:
+def execution_of(framework: FrameworkCalibration, mode: Mode, staleness: int, chunks: int) -> Execution:
     """The mode as the framework runs it: weights in flight, interrupted requests, what its staleness bound counts."""
     flags = int(framework.in_flight_updates), int(framework.partial_rollout), int(framework.counts_groups)
     return Execution(mode, max(staleness, 1), 1, *flags, chunks=chunks)

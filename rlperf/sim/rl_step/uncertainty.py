@@ -189,7 +189,7 @@ def drafted_sigma(cost: EngineStepCost, seconds: StageSeconds) -> float:
 
 
 def step_factors(
-    framework: FrameworkCalibration, *, lengths: npt.ArrayLike = 0.0, extra: npt.ArrayLike = 0.0
+    framework: FrameworkCalibration, *, lengths: npt.ArrayLike = 0.0, extra: npt.ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
     r"""5th and 95th percentile of rl_steps over their predictions [1].
 
@@ -215,7 +215,7 @@ def interval(
 
 
 def stage_interval(
-    site: Site, trainer: TrainerStage, stage: str, seconds: float, mode: Mode, *, lengths: float = 0.0
+    site: Site, trainer: TrainerStage, stage: str, seconds: float, mode: Mode, *, lengths: float
 ) -> tuple[float, float]:
     """5th and 95th percentile of one stage [s]: the calibration behind it, reruns, and ``lengths`` (rollout) [1]."""
     framework = site.trainers[int(trainer.backend[0])].framework

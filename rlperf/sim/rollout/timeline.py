@@ -103,7 +103,7 @@ class Pauses:
     end_s: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[int, float, float]], turns: IntArray | None = None) -> Pauses:
+    def of(cls, rows: Sequence[tuple[int, float, float]], turns: IntArray | None) -> Pauses:
         """Of all turns, or of ``turns`` (ascending), which are then counted anew.
 
         >>> Pauses.of([(7, 1.0, 2.0), (4, 3.0, 5.0)], np.array([2, 4])).turn.tolist()

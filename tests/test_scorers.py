@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+import rlperf
 from rlperf.api import ask, plan_job, predict_job
 from rlperf.errors import ExportError, InfeasibleError, SpecError
 from rlperf.frameworks.adapter import Source, framework_facts
@@ -102,6 +103,16 @@ def test_a_judge_that_writes_costs_more_than_one_that_reads(alone: float) -> Non
         for n in (1, 64, 512)
     ]
     assert alone < steps[0] < steps[1] < steps[2]
+
+
+@pytest.mark.parametrize(("stated", "said"), [({}, True), ({"response_tokens": 1}, False)])
+def test_a_judge_of_whom_nobody_says_what_it_writes_is_told_to_write_one_token(
+    stated: dict[str, int], said: bool
+) -> None:
+    judge = {"name": "j", "kind": "judge", "architecture": "Qwen3-4B", "devices": 1, **stated}
+    asked = {**JOB, "framework": "slime", "limits": {}, "scorers": [judge]}
+    assumed = rlperf.predict_job(Job.model_validate(asked)).assumed
+    assert ("judge j: one token written a sequence, as no response_tokens are stated" in assumed) is said
 
 
 def test_a_free_teacher_costs_nothing(alone: float) -> None:

@@ -12,6 +12,8 @@ from rlperf.errors import SpecError
 from rlperf.frameworks.export import plan_texts
 from rlperf.plan.answer.plan import RunTotals
 from rlperf.report.plan_summary import run_words
+from rlperf.sim.rl_step.spot import SpotFacts
+from rlperf.sim.rl_step.whole_run import RunFacts, whole_run
 from rlperf.specs.job import Job
 
 ROLLOUT = {"pools": "rollout", "leaves": "4 h", "returns": "10 min", "price": "1 USD/h"}
@@ -62,6 +64,15 @@ def test_engines_that_are_refilled_lose_what_leaves_of_all_that_they_do() -> Non
     lost = (plan.run.total_s - plan.run.on_demand_s) / (500 * predicted.rl_step_s)
     absent = 600.0 / (12 * 3600.0)
     assert 0.9 * absent * predicted.stages_s.rollout / predicted.rl_step_s < lost < 2.0 * absent
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5, 7, 16, 36])
+@pytest.mark.parametrize("leaves_s", [2e4, 7e4, 3.6e8])
+def test_where_nothing_fails_no_failure_is_told(nodes: int, leaves_s: float) -> None:
+    """Departures taken off as many stops left -1e-20 failures."""
+    spot = SpotFacts(nodes=nodes, leaves_s=leaves_s)
+    found = whole_run(197.0, RunFacts(rl_steps=20, devices=8, spot=spot))
+    assert found.failures == 0.0 and found.departures > 0.0
 
 
 def test_where_all_nodes_may_leave_the_run_starts_again_and_checkpoints_help() -> None:

@@ -259,6 +259,9 @@ def assumptions(context: Context, evaluation: Evaluation) -> tuple[str, ...]:
         notes.append(f"{framework.id}: nobody measured {', '.join(framework.assumed)}")
     if evaluation.configuration.pool("rollout").settings.chunked_prefill is False:
         notes.append("costed as if it were on: rollout chunked_prefill: false")
+    notes += [f"judge {each.name}: one token written a sequence, as no response_tokens are stated"
+              for each in context.job.scorers
+              if each.kind == "judge" and "response_tokens" not in each.model_fields_set]  # fmt: skip
     if short := cache_shortage(evaluation):
         notes.append(f"{short}: simulated as if it held two")
     if "reference" in context.job.all_roles:

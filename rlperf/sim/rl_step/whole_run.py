@@ -132,7 +132,8 @@ def whole_run(rl_step_s: npt.ArrayLike, facts: RunFacts) -> RunCost:
     planned = float(stretches.sum())
     expected, stops = _with_failures(stretches, facts)
     elastic = facts.spot is not None and facts.spot.elastic
-    departures = facts.departures_per_s * (expected if elastic else stops / (facts.stops_per_s or 1.0))
+    departing = facts.departures_per_s / (facts.stops_per_s or 1.0)  # of the stops: 1 where nothing fails, to the bit
+    departures = facts.departures_per_s * expected if elastic else departing * stops
     total = once + expected
     tokens = facts.trained_tokens * facts.rl_steps
     hours = total * facts.devices / 3600.0

@@ -317,6 +317,27 @@ def test_partial_rollouts_lose_no_token() -> None:
     assert all(s.trained_tokens - s.stale_tokens <= s.generated_tokens for s in run.steps)
 
 
+@pytest.mark.parametrize(("over_provision", "together"), [(1.5, 1), (2.0, 2), (2.5, 2), (3.0, 3), (4.0, 4)])
+def test_partial_rollouts_of_equal_lengths_share_one_rollout(over_provision: float, together: int) -> None:
+    """One rollout of what is in flight, then rl_steps that wait for nothing: of three that were counted two waited."""
+    equal = Trajectories.of(np.full(256, 100), np.full(256, 500), group=np.repeat(np.arange(64), 4))
+    run, source = PartialRollouts(over_provision), GroupSource(equal)
+    whole_s = SERVE(source.draw(8 * together)).makespan_s
+    assert run.steady_s(source, SERVE, 8) == pytest.approx(whole_s / together, rel=1e-6)
+
+
+@pytest.mark.parametrize("over_provision", [1.5, 2.0, 2.5, 4.0])
+def test_partial_rollouts_of_cut_lengths_take_what_a_long_run_takes(over_provision: float) -> None:
+    rng = np.random.default_rng(2)
+    cut = np.minimum(np.ceil(rng.exponential(600.0, 512)), 500).astype(np.int64)
+    work, run = (
+        Trajectories.of(np.full(512, 100), cut, group=np.repeat(np.arange(64), 8)),
+        PartialRollouts(over_provision),
+    )
+    long = [step.seconds for step in run.run(GroupSource(work), SERVE, 16, 50).steps[2:]]
+    assert run.steady_s(GroupSource(work), SERVE, 16) == pytest.approx(float(np.mean(long)), rel=0.03)
+
+
 def test_tail_batching_stays_on_policy_and_discards() -> None:
     run = TailBatching(over_prompts=1.25).run(GroupSource(long_tailed(0), 1), SERVE, 32, 20)
     base = Synchronous().run(GroupSource(long_tailed(0), 1), SERVE, 32, 20)

@@ -19,7 +19,7 @@ from rlperf.layout import FloatArray, IntArray
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import execution_in
 from rlperf.sim.rl_step.modes import first_chunk_s, sync_pauses
-from rlperf.sim.rl_step.rollout_stage import POLICY_RL_STEPS, POLICY_WARM_UP, Replicas
+from rlperf.sim.rl_step.rollout_stage import Replicas
 from rlperf.sim.rollout import RolloutResult, Trajectories
 from rlperf.sim.rollout.routing import Routing
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts
@@ -336,8 +336,7 @@ def _carried_over(steps: PredictedSteps) -> float:
     if not served.single_turn:
         return graph.rl_step_s()
     groups, run = np.unique(served.group).size, PartialRollouts(OVER_PROVISION)
-    found = run.run(GroupSource(served), partial(_simulated, steps, old), groups, POLICY_RL_STEPS).steps
-    share = float(np.mean([each.seconds for each in found[POLICY_WARM_UP:]])) / old.makespan_s
+    share = run.steady_s(GroupSource(served), partial(_simulated, steps, old), groups) / old.makespan_s
     rolls = np.isin(graph.activity, g.IN_ROLLOUT)
     return graph.what_if_s(g.Change(np.where(rolls, min(share, 1.0), 1.0)))
 

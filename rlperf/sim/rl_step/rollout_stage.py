@@ -32,9 +32,6 @@ from rlperf.sim.rollout.routing import Routing, route, telling_replicas
 from rlperf.sim.rollout.tail import GroupSource, PartialRollouts, last_of_groups
 from rlperf.sim.rollout.trajectories import Trajectories
 
-POLICY_RL_STEPS, POLICY_WARM_UP = 5, 2
-"""rl_steps simulated under partial rollouts, and how many of them fill the buffer first."""
-
 
 @dataclass(frozen=True, eq=False)
 class RolloutStage:
@@ -258,9 +255,8 @@ class RolloutEvents:
 
     def _refilled_s(self, demand: Demand, index: int, replicas: Replicas) -> float:
         source = GroupSource(Trajectories.from_table(demand.tables[index]), seed=self.seed + index)
-        run = PartialRollouts(demand.batch.over_provision)
-        steps = run.run(source, replicas.serve, demand.batch.generated, POLICY_RL_STEPS).steps
-        return float(np.mean([step.seconds for step in steps[POLICY_WARM_UP:]]))
+        partial = PartialRollouts(demand.batch.over_provision)
+        return partial.steady_s(source, replicas.serve, demand.batch.generated)
 
     def _part(self, demand: Demand, index: int, engines: Replicas) -> tuple[Trajectories, IntArray | None]:
         """What is simulated of one rl_step, and the replica of each trajectory where it is not all of them."""

@@ -18,6 +18,8 @@ from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.sim.rollout.rollout import RolloutResult
 from rlperf.sim.rollout.trajectories import Trajectories
 
+FILLING, COUNTED = 2, 3
+"""rl_steps that fill the buffer of partial rollouts, and how many behind them at least are counted."""
 Serve = Callable[[Trajectories], RolloutResult]
 """How a batch of trajectories is rolled out; `functools.partial(simulate_rollout, replicas=..., ...)`."""
 
@@ -107,6 +109,16 @@ class PartialRollouts:
     """
 
     over_provision: float = 1.5
+
+    def steady_s(self, source: GroupSource, serve: Serve, groups: int) -> float:
+        """Mean seconds of an rl_step once the buffer has filled [s].
+
+        Responses that are cut end together: an rl_step that waits for them leaves complete what it started beside
+        its own, and those behind it wait for nothing. So they repeat every floor(over_provision): whole turns count.
+        """
+        turn = int(self.over_provision)
+        steps = self.run(source, serve, groups, FILLING + turn * -(-COUNTED // turn)).steps
+        return float(np.mean([step.seconds for step in steps[FILLING:]]))
 
     def run(self, source: GroupSource, serve: Serve, groups: int, rl_steps: int) -> PolicyRun:
         """Groups complete in order of their last trajectory; the rl_step ends with the one that makes it enough."""

@@ -196,6 +196,22 @@ def kind_of(columns: Iterable[str]) -> str | None:
     return next((name for name, (_, needed) in KINDS.items() if needed <= held), None)
 
 
+def _nearest_kind(columns: Iterable[str]) -> str:
+    """What a file of no known kind lacks of the kind that it has most of, in whatever case; else all kinds.
+
+    >>> _nearest_kind(["device", "M", "N", "K", "time_ms"])
+    'of gemm its columns dtype, gpu, k, latency_us, m, n are due, of which it lacks dtype, gpu, k, latency_us, m, n'
+    """
+    held, columns = {each.strip().lower() for each in columns}, set(columns)
+    shares = {name: len(needed & held) / len(needed) for name, (_, needed) in KINDS.items()}
+    name = max(shares, key=lambda each: shares[each])
+    if shares[name] < 0.5:
+        return f"it knows columns of {', '.join(KINDS)}: `rlperf calibrate measure` writes such files"
+    needed = sorted(KINDS[name][1])
+    lacking = ", ".join(each for each in needed if each not in columns)
+    return f"of {name} its columns {', '.join(needed)} are due, of which it lacks {lacking}"
+
+
 def _as_row(header: Sequence[str], cells: Sequence[str], file: str, line: int) -> dict[str, str]:
     if len(cells) != len(header):
         raise SpecError(Problem(f"has {len(cells)} cells for {len(header)} columns", file, line))
@@ -211,8 +227,7 @@ def read_series(path: Path | str) -> list[Series]:
     header = next(lines, (1, []))[1]
     kind = kind_of(header)
     if kind is None:
-        wanted = "; ".join(f"{name}: {', '.join(sorted(needed))}" for name, (_, needed) in KINDS.items())
-        raise SpecError(Problem(f"holds no kernel timings that rlperf knows (columns of {wanted})", str(path), 1))
+        raise SpecError(Problem("holds no kernel timings that rlperf knows", str(path), 1, _nearest_kind(header)))
     groups: dict[tuple[str, ...], list[tuple[dict[str, str], int]]] = {}
     table = [(line, _as_row(header, cells, str(path), line)) for line, cells in lines]
     for (line, row), reason in zip(table, beside(kind, [row for _, row in table]), strict=True):

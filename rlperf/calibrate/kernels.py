@@ -34,7 +34,7 @@ from rlperf.calibrate.statistics import spread_of
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.calibration import CollectiveFit, DeviceCalibration, GemmFit, load_device_calibration
 from rlperf.specs.cluster import Device
-from rlperf.specs.hardware import load_hardware
+from rlperf.specs.hardware import lent_by, load_hardware, timed_relative
 from rlperf.specs.profiles import load_device
 
 SECTIONS = {
@@ -185,8 +185,12 @@ def calibration_from(
     measured = np.concatenate([m for _, m in pooled])
     known = np.isfinite(predicted)
     day = date.today().isoformat()
+    copied = LENT if base.extrapolated_from and not base.timed else ()
+    timed = tuple(dict.fromkeys((*base.timed, *sections)))
+    lender = base.extrapolated_from if {*NEEDED} - {*timed} else None
     return base.model_copy(
         update={
+            **dict.fromkeys(copied, ()),
             **_held(sections),
             "id": f"{device.name}-{day}",
             "device": device.name,
@@ -194,9 +198,10 @@ def calibration_from(
             "date": day,
             "software": ", ".join(sorted({fit.series.software for fit in fits if fit.series.software})),
             "n": int(sum(len(fit.fitted.measured) for fit in fits)),
-            "spread": spread_of(predicted[known], measured[known]),
-            "extrapolated_from": None,
-            "notes": _taken_over(sections, base),
+            "spread": base.spread if lender else spread_of(predicted[known], measured[known]),
+            "extrapolated_from": lender,
+            "timed": timed if lender else (),
+            "notes": _taken_over({*sections, *copied}, base),
         }
     )
 
@@ -219,10 +224,10 @@ def _rank(fit: KernelFit) -> tuple[str, bool, int]:
     return (fit.section, fit.series.dtype != "bf16", _ORDER.index(kernel) if kernel in _ORDER else len(_ORDER))
 
 
-def _taken_over(sections: dict[str, list[object]], base: DeviceCalibration) -> str:
+def _taken_over(sections: set[str], base: DeviceCalibration) -> str:
     kept = [name for name in SECTIONS.values() if name not in sections and getattr(base, name)]
     text = "host and backward attention are not in kernel tables: see their quality"
-    return f"{text}; taken over from {base.device}: {', '.join(kept)}" if kept else text
+    return f"{text}; taken over from {base.extrapolated_from or base.device}: {', '.join(kept)}" if kept else text
 
 
 def added(fits: Sequence[KernelFit], base: DeviceCalibration) -> DeviceCalibration:
@@ -241,6 +246,7 @@ def added(fits: Sequence[KernelFit], base: DeviceCalibration) -> DeviceCalibrati
         update={
             **_held(sections),
             "software": ", ".join(sorted(software)),
+            "timed": tuple(dict.fromkeys((*base.timed, *sections))) if base.extrapolated_from else (),
             "n": base.n - replaced + int(sum(len(fit.fitted.measured) for fit in fits)),
         }
     )
@@ -259,6 +265,15 @@ def _identity(constants: object) -> tuple[object, ...]:
     return tuple(each for each in named if isinstance(each[1], str | int))
 
 
+NEEDED = ("gemm", "prefill", "decode")
+"""Kinds without whose own timings a device stands on its relative's: every model runs them."""
+LENT = (
+    "encoder", "latent_prefill", "latent_decode", "absorption", "moe", "scan", "sparse", "streams", "dispatch",
+    "exchange",
+)  # fmt: skip
+"""Kinds that a relative lends kernel by kernel when a plan is made, each marked as its: no file copies them."""
+
+
 def fit_device(
     files: Sequence[Path | str],
     device_name: str | None = None,
@@ -267,6 +282,7 @@ def fit_device(
     source: str | None = None,
     check: bool = True,
     add: bool = False,
+    folder: Path | str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[DeviceCalibration, list[KernelFit]]:
     """Fit one device's constants from kernel timing files.
@@ -278,6 +294,7 @@ def fit_device(
         relative's
     check : also compute left-out errors (slower)
     add : leave what the base holds of other kernels, its identity and its spread as they are
+    folder : searched for profiles first
 
     Raises
     ------
@@ -289,11 +306,14 @@ def fit_device(
         raise SpecError(
             Problem(f"the files hold {len(names)} devices ({', '.join(names)})", suggestion="choose with --device")
         )
-    device = load_device(device_name or names[0])
+    device = load_device(device_name or names[0], folder)
     mine = [one for one in series if one.device in (device.name, device_name)] or (series if len(names) == 1 else [])
     if not mine:
         raise SpecError(Problem(f"the files hold no timings of {device.name!r}, only of {', '.join(names)}"))
-    base = load_device_calibration(device.name, relative=device.relative or "h100_sxm", file=base_file)
+    related = timed_relative(device, folder) or "h100_sxm"
+    base = load_device_calibration(device.name, relative=related, file=base_file, folder=folder)
+    if base.extrapolated_from and not base.timed and base_file is None:
+        base = lent_by(base, load_device(related, folder), device, folder)
     fits = fit_series(mine, device, base, check=check, progress=progress)
     if not fits:
         raise SpecError(Problem(f"no series of {device.name!r} has at least {MINIMUM_ROWS} timings"))
@@ -308,6 +328,8 @@ def calibration_text(calibration: DeviceCalibration) -> str:
     data = calibration.model_dump(mode="json", exclude_none=True)
     if not calibration.told:
         del data["served_rows"]
+    if not calibration.timed:
+        del data["timed"]
     body = yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True)
     body = re.sub(
         r"(?<=: )([\d.e-]+) s$", lambda match: f"{float(match.group(1)) * 1e6:.4g} us", body, flags=re.MULTILINE

@@ -28,7 +28,7 @@ from rlperf.layout import BoolArray
 from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
 from rlperf.specs.calibration_files import calibration_names
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration, release_of
-from rlperf.specs.hardware import at_published_rates
+from rlperf.specs.hardware import at_published_rates, timed_relative
 from rlperf.specs.profiles import load_device
 from rlperf.told import Tell, quiet
 
@@ -155,8 +155,9 @@ class Refits:
 def _relative(case: ServingCase, borrowed: list[str]) -> dict[str, DeviceCalibration]:
     """A device's relative's constants in place of its own; nothing where it stands on a relative's anyway."""
     device, own = case.hardware.device, case.hardware.calibration
-    borrowed.append(f"kernels of {own.extrapolated_from or device.relative or device.name}")
-    if own.extrapolated or device.relative is None:
+    related = timed_relative(device)
+    borrowed.append(f"kernels of {own.extrapolated_from or related or device.name}")
+    if own.extrapolated or related is None:
         return {}
-    lent = load_device_calibration(device.relative).borrowed_by(device.name)
-    return {device.name: at_published_rates(lent, device, load_device(device.relative))}
+    lent = load_device_calibration(related).borrowed_by(device.name)
+    return {device.name: at_published_rates(lent, device, load_device(related))}

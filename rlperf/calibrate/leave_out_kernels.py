@@ -29,7 +29,7 @@ from rlperf.errors import SpecError
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
 from rlperf.specs.cluster import Device
-from rlperf.specs.hardware import Hardware, lent_by, load_hardware
+from rlperf.specs.hardware import Hardware, lent_by, load_hardware, timed_relative
 from rlperf.specs.profiles import load_device
 from rlperf.told import Tell
 
@@ -68,7 +68,7 @@ def known_device(name: str) -> bool:
 def _shapes(name: str, series: Sequence[Series]) -> list[LeftOutGroup]:
     """Every series of a device fitted without each value of each part of its shape."""
     device = load_device(name)
-    base = load_device_calibration(name, relative=device.relative or "h100_sxm")
+    base = load_device_calibration(name, relative=timed_relative(device) or "h100_sxm")
     groups = []
     for fit in fit_series([one for one in series if one.device == name], device, base):
         for key, predicted in fit.fitted.left_out.items():
@@ -87,7 +87,7 @@ def _relative(name: str) -> str | None:
 def _own_constants(name: str) -> DeviceCalibration | None:
     """The calibration of a device that has one, and a relative."""
     device = load_device(name) if known_device(name) else None
-    own = load_device_calibration(name, relative=device.relative) if device and device.relative else None
+    own = load_device_calibration(name, relative=timed_relative(device)) if device and device.relative else None
     return own if own is not None and own.device == name else None
 
 
@@ -122,7 +122,7 @@ def _as_others_tell(stranger: DeviceCalibration, series: Sequence[Series]) -> De
 
 def strangers_constants(device: Device) -> DeviceCalibration:
     """What a device would run on without timings of its own."""
-    related = load_device(device.relative or device.name)
+    related = load_device(timed_relative(device) or device.name)
     return lent_by(load_device_calibration(related.name).borrowed_by(device.name), related, device)
 
 

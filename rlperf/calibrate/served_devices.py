@@ -37,6 +37,7 @@ from rlperf.specs.calibration import (
     load_device_calibration,
 )
 from rlperf.specs.cluster import Device
+from rlperf.specs.hardware import timed_relative
 from rlperf.specs.profiles import load_device
 
 NOISE = 0.06
@@ -195,9 +196,10 @@ def fit_served_device(table: Table, name: str, *, check: bool, today: str | None
     check : also leave one architecture out in turn, for the error and the interval (slower)
     """
     device = load_device(name)
-    if device.relative is None:
+    related = timed_relative(device)
+    if related is None:
         raise SpecError(f"{name} has no relative, whose host and backward constants stand where rows do not speak")
-    base = load_device_calibration(device.relative).borrowed_by(device.name)
+    base = load_device_calibration(related).borrowed_by(device.name)
     rows = _split(table, device, base)
     if len(rows) < LEAST:
         raise SpecError(f"only {len(rows)} rows of {name} fall into the calibration split, {LEAST} are needed")

@@ -111,7 +111,7 @@ def shipped(series: Series, hw: Hardware) -> list[PredictedFigure]:
     spread = interval_of(constants)
     told_by = "/".join((series.kind, series.device, series.kernel))
     own = quality is not None and quality.rows.startswith(told_by) and series.variant != VERIFY
-    lender = getattr(constants, "timed_on", None) or hw.calibration.extrapolated_from
+    lender = getattr(constants, "timed_on", None) or (None if own else hw.calibration.extrapolated_from)
     return [
         PredictedFigure(
             row_id=row,

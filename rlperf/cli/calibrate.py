@@ -43,7 +43,14 @@ def kernels(
 
     with progress("fitting kernels") as bar:
         calibration, fits = fit_device(
-            files, device, base, source=source, check=check, add=add, progress=lambda text: bar(0.5, text)
+            files,
+            device,
+            base,
+            source=source,
+            check=check,
+            add=add,
+            folder=Path(),
+            progress=lambda text: bar(0.5, text),
         )
     path = write_atomic(out, calibration_text(calibration))
     rows = [(fit.series.name, fit.constants.quality) for fit in fits]

@@ -115,7 +115,7 @@ def serving_basis(
     if hw.calibration.told:
         reasons.append(f"kernels of {hw.calibration.extrapolated_from or hw.device.name} are told from served rows")
     if hw.calibration.extrapolated:
-        reasons.append(f"{hw.device.name} runs on the constants of {hw.calibration.extrapolated_from}")
+        reasons.append(hw.calibration.standing)
     spread = _spread(arch, hw, engine, load, bool(reasons))
     if arch.assumed:
         spread = spread.widened(ASSUMED)

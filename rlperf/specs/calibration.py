@@ -386,6 +386,7 @@ class DeviceCalibration(Frozen):
     host: HostFit
     notes: str = ""
     extrapolated_from: str | None = Field(None, description="device whose constants stand here, when not its own")
+    timed: tuple[str, ...] = Field((), description="kinds of its own timings beside those of extrapolated_from")
     served_rows: tuple[str, ...] = Field(
         (), description="served rows behind constants of kernels that nobody timed; they are never scored"
     )
@@ -394,6 +395,12 @@ class DeviceCalibration(Frozen):
     def extrapolated(self) -> bool:
         """Whether the constants are a relative's."""
         return self.extrapolated_from is not None
+
+    @property
+    def standing(self) -> str:
+        """What a device without all timings of its own runs on, in words."""
+        own = f" beside its own of {', '.join(self.timed)}" if self.timed else ""
+        return f"{self.device} runs on the constants of {self.extrapolated_from}{own}"
 
     @property
     def told(self) -> bool:

@@ -128,7 +128,7 @@ def with_relatives_kernels(
     if nearest is None:
         return constants
     related = load_device(nearest, folder)
-    relative = load_device_calibration(related.name, relative=related.relative, folder=folder)
+    relative = load_device_calibration(related.name, folder=folder)
     relative = with_relatives_kernels(relative, related, folder, asked)
     alike = device.generation.split()[0] == related.generation.split()[0]
     own, prompts = {fit.dtype for fit in constants.moe}, {(fit.kernel, fit.kv_dtype) for fit in constants.prefill}
@@ -161,13 +161,14 @@ def with_relatives_kernels(
 
 
 def _nearest(device: Device, asked: tuple[str, ...], folder: Path | str | None) -> str | None:
-    """The relative of a device; where that was asked already, the first timed one that runs its kernels, or that
+    """The timed relative of a device; where that was asked already, the first timed one that runs its kernels, or that
     has one of those asked for its own relative.
 
     What served rows told holds for the device that served: it lends no kernels.
     """
-    if not device.relative or device.relative not in asked:
-        return device.relative
+    related = timed_relative(device, folder)
+    if not related or related not in asked:
+        return related
     others = (load_device(name, folder) for name in calibration_names("devices", folder) if name not in asked)
     kin = (one.name for one in others if capability(one) == capability(device) or one.relative in asked)
     return next((name for name in kin if not load_device_calibration(name, folder=folder).told), None)
@@ -193,7 +194,7 @@ def lent_by(
     return at_published_rates(whole.model_copy(update={"moe": runs}), device, related)
 
 
-def timed_relative(device: Device, folder: Path | str | None) -> str | None:
+def timed_relative(device: Device, folder: Path | str | None = None) -> str | None:
     """Whose constants a device borrows: the first of its relative, that one's relative and so on that was timed."""
     asked, related = {device.name}, device
     while kin := load_relative(related, folder):
@@ -240,7 +241,7 @@ def load_hardware(
     machine = named if isinstance(named, Cluster) else load_cluster(named, folder=folder)
     relative = timed_relative(sheet, folder)
     constants = load_device_calibration(sheet.name, relative=relative, folder=folder)
-    if constants.extrapolated_from:
+    if constants.extrapolated_from and not constants.timed:
         constants = lent_by(constants, load_device(constants.extrapolated_from, folder), sheet, folder)
     else:
         constants = with_relatives_kernels(constants, sheet, folder)

@@ -196,8 +196,10 @@ def load_relative(device: Device, folder: Path | str | None) -> Device | None:
     """The device whose constants another borrows; None where it names none."""
     if not device.relative:
         return None
-    path = _locate("devices", device.name, folder)
-    return _named_in(path, "relative", partial(load_device, device.relative, folder))
+    look_up = partial(load_device, device.relative, folder)
+    if key(device.name) not in map(key, profile_names("devices", folder)):  # its own file was given by path
+        return look_up()
+    return _named_in(_locate("devices", device.name, folder), "relative", look_up)
 
 
 def load_link(name_or_path: str | Path, folder: Path | str | None = None) -> Link:

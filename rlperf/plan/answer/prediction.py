@@ -335,7 +335,7 @@ def _unlike(context: Context, task: TaskContext, evaluation: Evaluation) -> tupl
             f"{trainer.id} was never timed with mixtures of experts at expert parallel "
             f"{pool.layout.expert_parallel} on {pool.devices} devices"
         )
-    borrowed = [f"the trainer's {hw.device.name} runs on the constants of {hw.calibration.extrapolated_from}"
+    borrowed = [f"the trainer's {hw.calibration.standing}"
                 for hw in _machines(context)[:1] if context.own_rollout and hw.calibration.extrapolated]  # fmt: skip
     return tuple(f"{reason}: the interval is wider" for reason in (*reasons, *trained, *borrowed))
 

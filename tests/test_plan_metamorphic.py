@@ -256,6 +256,19 @@ def test_engines_hold_the_longest_request_that_turns_make() -> None:
     assert plan.phases[0].pools[0].layout.tensor_parallel > 1  # at 1 there is room for 4,568 tokens
 
 
+@pytest.mark.slow
+def test_budgets_are_judged_of_two_trainers_whatever_their_engines() -> None:
+    """Engines of one device and of two were level behind one trainer, and left no place for the other's: 2.0 %."""
+    tool = {**TASK, "workload": "tool_use", "prompts_per_step": 64, "group_size": 8, "mini_batch": 32,
+            "max_prompt_tokens": 1024, "max_response_tokens": 2048}  # fmt: skip
+    asked = {"architecture": "Qwen3-14B", "cluster": "mi300x_node", "framework": "nemo_rl", "nodes": 2, "tasks": [tool],
+             "modes": ["k_step_off"], "limits": {"staleness": 1}, "engine": "vllm", "algorithm": "dapo",
+             "objective": BOLD}  # fmt: skip
+    two = {"role": "rollout", "layout": {"tensor_parallel": 2}}
+    stated, opened = (objective({**asked, "pools": pools}) for pools in ([two], []))
+    assert stated is not None and opened is not None and opened <= stated * (1 + 1e-9)
+
+
 ONCE = tuple(dict.fromkeys(RULES))
 
 

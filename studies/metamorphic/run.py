@@ -129,6 +129,12 @@ def task(random: Random, name: str = "t") -> Data:
     }  # fmt: skip
 
 
+def in_turns(random: Random) -> Data:
+    """A small job of two or three tasks, one after the other."""
+    data = job(random)
+    return {**data, "tasks": [task(random, name) for name in ("a", "b", "c")[: random.choice([2, 3])]]}
+
+
 def with_pool(data: Data, role: str, part: str, **values: Any) -> Data:
     """The job with something stated of a pool."""
     pools = {pool["role"]: pool for pool in data.get("pools", [])}
@@ -178,6 +184,11 @@ def unpinned(random: Random, jobs: Jobs = job) -> Pair:
         ("trainer", "layout", "context_parallel", random.choice([1, 2])),
     ])  # fmt: skip
     return Pair("unpin", f"{role} {name} {value}", with_pool(data, role, part, **{name: value}), data)
+
+
+def opened_in_turns(random: Random) -> Pair:
+    """A value of tasks that take turns, which share a layout: open among several, or left to the planner."""
+    return replace(random.choice([opened, unpinned])(random, in_turns), rule="turns")
 
 
 def both_opened(random: Random) -> Pair:
@@ -316,10 +327,10 @@ def cheaper(random: Random) -> Pair:
 
 def reordered(random: Random) -> Pair:
     """Tasks in another order, under other names."""
-    data = job(random)
-    tasks = [task(random, name) for name in ("a", "b", "c")[: random.choice([2, 3])]]
+    data = in_turns(random)
+    tasks = data["tasks"]
     back = [{**each, "name": f"z{number}"} for number, each in enumerate(reversed(tasks))]
-    return Pair("order", f"{len(tasks)} tasks", {**data, "tasks": tasks}, {**data, "tasks": back}, equal=True)
+    return Pair("order", f"{len(tasks)} tasks", data, {**data, "tasks": back}, equal=True)
 
 
 def rewritten(random: Random) -> Pair:
@@ -342,7 +353,7 @@ def fewer_tasks(random: Random) -> Pair:
 RULES: tuple[Callable[[Random], Pair], ...] = (
     opened, opened, both_opened, both_opened, unpinned, unpinned, agents, more_modes, more_trainers, more_batches,
     more_nodes, better_device, better_device, looser_limit, lighter, cheaper, more_clusters, reordered, rewritten,
-    fewer_tasks,
+    fewer_tasks, opened_in_turns,
 )  # fmt: skip
 """Makers of pairs; what is opened most often stands several times."""
 

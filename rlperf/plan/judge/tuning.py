@@ -14,6 +14,7 @@ from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.finalists import NEAR, RIVAL
 from rlperf.plan.judge.value import judged_objective, valued
 from rlperf.plan.question.context import Context
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.screen import Screened
 from rlperf.plan.search.split_columns import truncates
@@ -30,7 +31,7 @@ BESIDE = 8
 NEAR_STREAMED = 1.15
 """How far engines may be above the best whose groups stream, of which other numbers of requests at once are judged."""
 TUNED = 2
-"""Candidates that judge best, of which other token budgets are judged last."""
+"""Candidates that judge best, and trainers that do, of which other token budgets are judged last."""
 
 
 def tuned(
@@ -44,7 +45,7 @@ def tuned(
             break
         judged = judge_all(judge, demands, [rival], facts, quiet, judged)
     judged = judge_all(judge, demands, _beside_the_judged(context, screened, judged), facts, quiet, judged)
-    best = _best(context, judged, TUNED)
+    best = dict.fromkeys([*_best(context, judged, TUNED), *_best_trainers(context, judged)])
     tried = next_budgets, without_recompute, without_chunks
     budgets = [c for one in best for others in tried for c in others(judge, one)]
     engines = tuned_engines(judge, _best_of_each_engine(context, judged))
@@ -142,6 +143,14 @@ def _best(context: Context, evaluations: tuple[Evaluation, ...], count: int) -> 
     for one, _ in _ranked(context, evaluations):
         kept.setdefault(one.configuration.alternative, []).append(one)
     return [one for own in kept.values() for one in own[:count]]
+
+
+def _best_trainers(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:
+    """The best with each of the few best trainers of every alternative, whatever engines: these may all be level."""
+    kept: dict[tuple[object, ...], dict[PoolPlan, Evaluation]] = {}
+    for one, _ in _ranked(context, evaluations):
+        kept.setdefault(one.configuration.alternative, {}).setdefault(one.configuration.pool("trainer"), one)
+    return [one for own in kept.values() for one in [*own.values()][:TUNED]]
 
 
 def _best_engines(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Evaluation]:

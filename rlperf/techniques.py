@@ -352,10 +352,14 @@ def _gain(
 def _lag(fields: Fields, side: Side) -> str:
     """How stale what is trained on may be, where a technique sets it: the gain is of that many rl_steps.
 
-    Of a mode that is what was planned: a framework without a key for the bound has one of its own.
+    Of a mode that is what was planned; files without a key for the bound are planned with the least, and may exceed it.
     """
-    planned = side.evaluation.configuration.staleness if "modes" in fields else fields.get("limits.staleness")
-    return f"staleness {planned}" if "limits.staleness" in fields else ""
+    asked = fields.get("limits.staleness")
+    if asked is None or "modes" not in fields:
+        return "" if asked is None else f"staleness {asked}"
+    lacks = side.context.job.limits.staleness != asked
+    exceeds = ", which its files do not bound: samples may be staler" if lacks else ""
+    return f"staleness {side.evaluation.configuration.staleness}{exceeds}"
 
 
 def _mean(values: np.ndarray) -> float:

@@ -259,6 +259,15 @@ def test_the_best_by_a_column_that_is_none_is_refused(whole: Path) -> None:
     """A misspelt column was a file that cannot be read."""
     with pytest.raises(SpecError, match=r"no column 'rl_stp_s' \(did you mean rl_step_s\?\)"):
         read_result(whole).best("rl_stp_s")
+    with pytest.raises(SpecError, match="column 'status' holds text, of which none is best"):
+        read_result(whole).best("status")
+
+
+def test_the_best_by_throughput_is_the_largest(whole: Path) -> None:
+    found = read_result(whole)
+    rate = found.frame["tokens_per_s_per_device"]
+    best = found.best("tokens_per_s_per_device")
+    assert best is not None and best["tokens_per_s_per_device"] == rate.max() > rate.min()
 
 
 def test_ray_finds_the_same(whole: Path, tmp_path: Path) -> None:

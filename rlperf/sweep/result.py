@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.given import as_path
 from rlperf.specs.reader import read_spec, reading
 from rlperf.sweep.columns import RESULTS, Column, columns_of
 from rlperf.sweep.spec import Checked, Sweep, check_sweep
@@ -17,6 +18,8 @@ from rlperf.sweep.spec import Checked, Sweep, check_sweep
 if TYPE_CHECKING:
     import polars as pl
 
+MORE_IS_BETTER = frozenset({"tokens_per_s_per_device"})
+"""Columns of results of which the largest is best."""
 SHOWN = 20
 """Rows that a notebook shows."""
 QUANTITIES = tuple(each.name for each in RESULTS if each.kind == "float" and each.name != "objective_value")
@@ -96,12 +99,15 @@ class SweepResult:
         }
 
     def best(self, by: str = "objective_value") -> dict[str, Any] | None:
-        """The row with the smallest ``by``; None where no point has one."""
-        names = self.rows.collect_schema().names()
-        if by not in names:
-            raise SpecError(Problem(f"the sweep has no column {by!r}", suggestion=did_you_mean(by, names)))
+        """The row with the smallest ``by`` (of `MORE_IS_BETTER` the largest); None where no point has one."""
+        types = self.rows.collect_schema()
+        if by not in types:
+            raise SpecError(Problem(f"the sweep has no column {by!r}", suggestion=did_you_mean(by, types)))
+        if not types[by].is_numeric():
+            raise SpecError(f"column {by!r} holds text, of which none is best")
         few = self.having(["point", "status", by]).frame
-        ranked = few.filter(few["status"] == "ok").drop_nulls(by).sort(by, maintain_order=True)
+        fine = few.filter(few["status"] == "ok").drop_nulls(by)
+        ranked = fine.sort(by, descending=by in MORE_IS_BETTER, maintain_order=True)
         return self._collected(self.rows.slice(ranked["point"][0], 1)).row(0, named=True) if ranked.height else None
 
     def __str__(self) -> str:
@@ -118,7 +124,7 @@ def read_result(folder: Path | str) -> SweepResult:
     """A finished sweep from its folder."""
     import polars as pl
 
-    folder = Path(folder)
+    folder = as_path(folder, "folder")
     if not (folder / "results.parquet").is_file():
         hint = "run the sweep to its end first" if (folder / "parts").is_dir() else None
         raise SpecError(Problem("holds no finished sweep", str(folder), suggestion=hint))

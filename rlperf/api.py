@@ -366,8 +366,8 @@ def sweep_job(
     if isinstance(sweep, Mapping):
         sweep = _sweep_of(sweep)
     if isinstance(sweep, Sweep):
-        checked = check_sweep(sweep, folder=folder or Path())
+        checked = check_sweep(sweep, folder=Path() if folder is None else as_path(folder, "folder"))
     else:
         checked = read_sweep(as_path(sweep, "sweep"))
-    kept = None if out is None else Path(out)
+    kept = None if out is None else as_path(out, "out")
     return run_sweep(checked, asked, kept, workers=workers, backend=backend, address=address, report=report)

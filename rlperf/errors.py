@@ -117,11 +117,11 @@ LONGEST_NAME = 200
 
 
 def nearest(word: str, choices: Iterable[str], *, alike: float = 0.6) -> str | None:
-    """The choice that looks most like ``word``; None where none does, or where it is too long for a name.
+    """The choice that looks most like ``word``; None where none does, or where it is no name: too long, or no text.
 
     ``alike`` : share of characters that both must have in common, in their order
     """
-    return None if len(word) > LONGEST_NAME else _nearest(word, tuple(choices), alike)
+    return None if not isinstance(word, str) or len(word) > LONGEST_NAME else _nearest(word, tuple(choices), alike)
 
 
 @lru_cache(maxsize=256)

@@ -272,9 +272,12 @@ def export_plan(plan: Plan | Path | str, out: Path | str, *, framework: str | No
     ExportError : the framework or version cannot run the plan; all reasons are listed
     SpecError : a job that leaves something open
     """
+    if not isinstance(framework, str | None):
+        raise SpecError(f"framework must be text (given: {framework!r})"[:200])
+    folder = as_path(out, "out")
     if isinstance(plan, Plan):
-        return write_plan(plan, framework, out)
-    return write_file(as_path(plan, "plan", "plan_job makes one of a job"), framework, out)
+        return write_plan(plan, framework, folder)
+    return write_file(as_path(plan, "plan", "plan_job makes one of a job"), framework, folder)
 
 
 def calibrate_logs(

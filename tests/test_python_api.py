@@ -29,7 +29,7 @@ from rlperf.specs.framework_names import FRAMEWORKS
 from rlperf.specs.job import Job
 from rlperf.specs.profiles import profile_root
 from rlperf.specs.short_job import SHORT
-from rlperf.sweep import Sweep
+from rlperf.sweep import Sweep, read_result
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.spec import check_sweep
 from rlperf.techniques import gains
@@ -435,6 +435,10 @@ WORDS: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8}
         (lambda: rlperf.size_job(JOB, "step<=1h", clusters={"h100": 2}), "they cost as prices"),  # type: ignore[arg-type]
         (lambda: rlperf.size_job(JOB, "step<=1h", prices="h100=2"), "prices: USD per device"),  # type: ignore[arg-type]
         (lambda: rlperf.sweep_job(3), "sweep: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.sweep_job({"job": JOB, "grid": {"nodes": [1]}}, 5), "out: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.sweep_job({"job": JOB, "grid": {"nodes": [1]}}, folder=5), "folder: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.sweep_job({"job": JOB, "grid": {"nodes": [1]}}, backend=None), "backend None"),  # type: ignore[arg-type]
+        (lambda: read_result(5), "folder: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.audit_config(3), "file: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.explain(3), "file: a path"),  # type: ignore[arg-type]
         (lambda: rlperf.explain(JOB, floor="a"), "floor: a number from 0 to 1"),  # type: ignore[arg-type]
@@ -442,6 +446,8 @@ WORDS: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8}
         (lambda: rlperf.explain(JOB, scale=(8,)), "scale needs at least two numbers of devices"),
         (lambda: rlperf.explain(JOB, scale=("8", 16)), "scale: a whole number"),  # type: ignore[arg-type]
         (lambda: rlperf.export_plan(3, "out"), "plan: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.export_plan("plan.yaml", None), "out: a path"),  # type: ignore[arg-type]
+        (lambda: rlperf.export_plan("plan.yaml", "out", framework=5), "framework must be text"),  # type: ignore[arg-type]
         (lambda: rlperf.calibrate_logs("run.log", 3), "job: a path"),  # type: ignore[arg-type]
         (
             lambda: rlperf.export_plan(rlperf.short_job("Qwen3-8B", 8), "out"),

@@ -41,8 +41,8 @@ def _units() -> dict[str, tuple[Dimension, float]]:
         table[f"{prefix}b/s"] = ("bytes_per_s", factor / 8)
         table[f"{prefix}bps"] = ("bytes_per_s", factor / 8)
     for prefix, factor in _DECIMAL.items():
-        table[f"{prefix}FLOP/s"] = ("flop_per_s", factor)
-        table[f"{prefix}OP/s"] = ("flop_per_s", factor)
+        for rate in ("FLOP/s", "OP/s", "FLOPS", "OPS"):  # data sheets print the latter
+            table[f"{prefix}{rate}"] = ("flop_per_s", factor)
         table[f"{prefix}FLOP"] = ("flop", factor)
         table[f"{prefix}Hz"] = ("hz", factor)
         table[f"{prefix}W"] = ("watt", factor)

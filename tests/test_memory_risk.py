@@ -244,6 +244,21 @@ def test_host_memory_holds_the_reference_as_it_is_loaded_and_under_lora_not_at_a
     assert host(lora_rank=16) == 0.0
 
 
+def test_nothing_leaves_a_memory_that_device_and_host_share() -> None:
+    """A plan for DGX Sparks parked the trainer on the host, and let the engine have that memory a second time."""
+    context = ask(job("dense")).context
+    stack = next(each for each in context.trainers if each.backend == "fsdp2")
+    task, layout = context.tasks[0], Layout.of(data_parallel=16, zero_stage=3, offload=1)
+    sheet = context.site.hardware.device.model_copy(update={"unified_memory": True})
+    shared = replace(context.site, hardware=replace(context.site.hardware, device=sheet))
+    where = stack, task.architecture, task.source.demand(task.batches[0], None, 0), layout, Settings(), 9216
+    for parked in (0, 1):
+        apart, one = trainer_bytes(context.site, *where, parked), trainer_bytes(shared, *where, parked)
+        assert one.host == 0.0 < apart.host
+        assert one.idle == pytest.approx(float(apart.idle + apart.host))
+        assert one.peak - apart.peak == pytest.approx(float(apart.host - apart.parked))  # those are back by then
+
+
 @pytest.mark.parametrize(
     ("framework", "backend", "zero_stage", "copied", "kept", "resident"),
     [("verl", "megatron", 1, False, False, False), ("nemo_rl", "megatron", 1, False, False, False),

@@ -57,6 +57,22 @@ def _only_shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
 
 
+def test_devices_of_two_kinds_in_a_cluster_are_told_how_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.yaml"
+    path.write_text("name: mixed\ndevice: [h100, a100]\ndevices_per_node: 8\nnetwork: ib_ndr\nhost_memory: 2 TiB\n")
+    with pytest.raises(SpecError, match="devices of one kind: write a cluster's file for each, and name one as the"):
+        load_cluster(path)
+
+
+def test_a_device_that_has_its_hosts_memory_stands_alone_in_a_generic_node(tmp_path: Path) -> None:
+    sheet = (profile_root() / "devices" / "l40s.yaml").read_text().replace("name: l40s", "name: spark")
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "spark.yaml").write_text(f"{sheet}unified_memory: true\n")
+    found = load_cluster("generic:spark", folder=tmp_path)
+    assert (found.devices_per_node, found.rails) == (1, 1)
+    assert found.host_memory == load_device("l40s").memory
+
+
 def test_every_device_of_the_list_is_shipped() -> None:
     assert set(DEVICES) >= REQUIRED
 

@@ -53,6 +53,11 @@ def test_text_reads_back_to_the_same_float(value: float, dimension: Dimension) -
     assert parse_quantity(format_quantity(value, dimension), dimension) == pytest.approx(value, rel=1e-15)
 
 
+def test_rates_of_products_are_read_as_data_sheets_print_them() -> None:
+    for text in ("989 TFLOPS", "989 TFLOP/s", "989 TOPS"):
+        assert parse_quantity(text, "flop_per_s") == 989e12
+
+
 def test_text_for_people() -> None:
     assert [human_bytes(v) for v in (512, 4.1e10, 1.5e12)] == ["512 B", "41 GB", "1.5 TB"]
     assert [human_seconds(v) for v in (0, 3e-9, 12e-6, 0.25, 59.0, 3725.0)] == [

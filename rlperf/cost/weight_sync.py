@@ -145,8 +145,9 @@ def wire_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncSh
 
     reshard: `reshard_bytes` at the link of the trainer group. rdma: `_exchanged_bytes` over a device's share of the
     network. shard_to_shard: the same for feed-forward matrices and experts, and a packed broadcast of the rest.
-    packed_broadcast: the whole policy leaves one device. All others: the whole policy once into every
-    receiving node (broadcast, pipelined over its devices' links).
+    packed_broadcast: the whole policy leaves one device. colocated: the whole policy once into every node over which
+    one copy of the trained weights lies (`_spanned`). All others: once into every receiving node (broadcast, pipelined
+    over its devices' links).
     """
     f = np.float64
     trainer, rollout = np.asarray(shape.trainer_devices, f), np.asarray(shape.rollout_devices, f)
@@ -164,9 +165,17 @@ def wire_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncSh
         return np.asarray(rest + _exchanged_bytes(direct, shape) / network_bytes_per_s(hw), f)
     if fit.transport == "packed_broadcast":
         return np.asarray(payload.bytes / port, f)
-    together = np.maximum(trainer, rollout)
+    together = _spanned(shape) if fit.transport == "colocated" else np.maximum(trainer, rollout)
     link = wire_bytes_per_s(hw, together, per_node) * np.minimum(together, per_node)
     return np.asarray(m / (link * fit.hardware), f)
+
+
+def _spanned(shape: SyncShape) -> FloatArray:
+    """Devices over which one copy of the trained weights lies: its shards, the devices that share experts, or, since
+    stages are outermost among the ranks, all of the trainer's."""
+    f = np.float64
+    shared = np.maximum(np.asarray(shape.trainer_shards, f), np.asarray(shape.expert_parallel, f))
+    return np.where(np.asarray(shape.pipeline_parallel) > 1, np.asarray(shape.trainer_devices, f), shared)
 
 
 def _exchanged_bytes(sent: float, shape: SyncShape) -> FloatArray:

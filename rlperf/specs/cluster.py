@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rlperf.errors import did_you_mean
 from rlperf.specs.frozen import Frozen
@@ -54,6 +54,13 @@ def _vendor(name: str) -> str:
     ('NVIDIA', 'mine')
     """
     return next((each for each in VENDORS if each.casefold() == name.strip().casefold()), name)
+
+
+def _one(device: object) -> object:
+    if isinstance(device, list | dict):
+        hint = "write a cluster's file for each, and name one as the `cluster` of the rollout's pool"
+        raise ValueError(f"a cluster has devices of one kind: {hint}")
+    return device
 
 
 _RATE = _within("5 TFLOP/s", "50000 TFLOP/s", "flop_per_s")
@@ -134,6 +141,9 @@ class Device(Frozen):
     host_bandwidth: Annotated[BytesPerSecond, _POSITIVE, _within("1 GB/s", "2 TB/s", "bytes_per_s")] = Field(
         description="to host memory, per device and direction"
     )
+    unified_memory: bool = Field(
+        False, description="its memory is its host's, too: what waits there takes of it (DGX Spark, MI300A)"
+    )
     peer_access: bool = Field(
         True, description="whether its driver lets devices without fast links read each other's memory over PCIe"
     )
@@ -176,7 +186,7 @@ class Cluster(Frozen):
     """
 
     name: str
-    device: str
+    device: Annotated[str, BeforeValidator(_one)]
     devices_per_node: PositiveInt
     domain: PositiveInt | None = Field(None, description="devices per scale-up domain; default: a node")
     nodes: PositiveInt = 1

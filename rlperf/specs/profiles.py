@@ -218,7 +218,7 @@ def load_cluster(
     """A cluster profile by name or path, or ``generic:DEVICE``: the generic node filled with that device.
 
     ``generic:DEVICE`` takes the network that its data sheet's systems ship with, and four devices a node where the
-    scale-up domain spans nodes (NVL72). The device and the network must exist.
+    scale-up domain spans nodes (NVL72), one where it has its host's memory. The device and the network must exist.
 
     >>> load_cluster("dgx_h100", nodes=2).devices
     16
@@ -292,9 +292,10 @@ def _generic(device: Device, folder: Path | str | None) -> Cluster:
     path = find_profile("clusters", "generic", folder)
     template = _cluster(path, stamp(path))
     spans_nodes = device.scale_up is not None and device.scale_up.domain > template.devices_per_node
-    per_node = 4 if spans_nodes else template.devices_per_node
+    per_node = 1 if device.unified_memory else 4 if spans_nodes else template.devices_per_node
     return template.model_copy(
         update={
+            "host_memory": device.memory if device.unified_memory else template.host_memory,
             "name": f"generic:{device.name}",
             "device": device.name,
             "devices_per_node": per_node,

@@ -21,5 +21,6 @@ def host_note(context: Context, evaluation: Evaluation) -> list[str]:
     away = pool.settings.parked or pool.layout.offload != "none"
     if not away or context.job.limits.host_memory or cluster.name != f"generic:{context.hardware.device.name}":
         return []
-    held, whole = human_bytes(host_bytes(context, evaluation)), human_bytes(cluster.host_memory)
-    return [f"the trainer takes {held} of a node's host memory, {whole} assumed: limits.host_memory says yours"]
+    held, whole = host_bytes(context, evaluation), human_bytes(cluster.host_memory)
+    words = f"the trainer takes {human_bytes(held)} of a node's host memory, {whole} assumed"
+    return [f"{words}: limits.host_memory says yours"] if held else []

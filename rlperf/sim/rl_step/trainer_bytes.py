@@ -63,10 +63,9 @@ def trainer_bytes(
         frozen_tower=settings.freeze_vision, trained_draft=site.trained_draft,
     )  # fmt: skip
     patches = demand.images_per_token * trained.tokens * demand.patches(architecture)
-    hardware, calibration = site.hardware, stack.calibration
     parts, every = _updated(site, stack, architecture, layout, trained, options, patches)
     reference = _reference_bytes(site, stack, architecture, layout, settings.lora_rank)
-    resident = reference * stack.framework.training.resident_reference
+    resident = reference * max(stack.framework.training.resident_reference, site.hardware.device.unified_memory)
     states = every.states + resident
     kept = (every.weights + resident) * stack.framework.training.kept_weights
     freed = every.gradients * (1.0 - copies_gradients(stack.framework, layout))
@@ -85,12 +84,12 @@ def trainer_bytes(
         more = np.broadcast_to(more, np.broadcast_shapes(more.shape, layout.shape))
         few, apart = scored.of_rows(more), layout.flat(more)
         options = replace(options, skew=routing_skew(stack.framework, apart))
-        scored_by = trainer_memory(scoring_by[0], hardware, calibration, apart, few, options, forward_only=True)
+        scored_by = scoring_by[0], site.hardware, stack.calibration, apart, few, options
         scoring = np.zeros(more.shape)
-        scoring[more] = scored_by.total
+        scoring[more] = trainer_memory(*scored_by, forward_only=True).total
         beside = np.where(park == 1, 0.0, every.optimizer)
         peak = np.maximum(peak, np.where(more, scoring + resident + beside, 0.0))
-    return TrainerBytes(
+    found = TrainerBytes(
         peak=np.broadcast_to(peak, shape),
         idle=np.broadcast_to(np.where(park == 1, kept, states) + parts.context, shape),
         host=np.broadcast_to(every.host + waiting + reference - resident, shape),
@@ -98,6 +97,13 @@ def trainer_bytes(
         parts=parts,
         reference=np.broadcast_to(resident, shape),
     )
+    return _in_one_memory(found) if site.hardware.device.unified_memory else found
+
+
+def _in_one_memory(apart: TrainerBytes) -> TrainerBytes:
+    """Where device and host have one memory, nothing leaves it for the host; parked states are back while it trains."""
+    peak, idle = apart.peak + apart.host - apart.parked, apart.idle + apart.host
+    return replace(apart, peak=peak, idle=idle, host=np.zeros_like(apart.host))
 
 
 def _updated(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from rlperf.api import ask
 from rlperf.frameworks.adapter import framework_facts
 from rlperf.layout import Layout
-from rlperf.plan.search import trainer_columns
+from rlperf.plan.search import columns, trainer_columns
 from rlperf.plan.search.columns import Columns
+from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.rules import uneven_parts
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import Split, splits
@@ -45,6 +47,30 @@ def test_modes_that_run_ahead_share_the_count_of_engine_steps(monkeypatch: pytes
     for name in ("makespan_s", "steady_s", "recompute_s", "kv_tokens"):
         assert np.array_equal(getattr(ahead, name), getattr(alone, name))
     assert not np.array_equal(first.steady_s, ahead.steady_s)  # twice as many requests are under way
+
+
+def test_a_screen_makes_the_engines_of_a_pool_once_in_all_modes_that_run_as_far_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verl's files state in some modes what its trainer scores: engines are the same, and were made twice or more."""
+    job = Job.model_validate({
+        "architecture": "Qwen3-8B", "cluster": "dgx_h100", "nodes": 2, "framework": "verl==0.9.1",
+        "modes": ["colocated", "one_step_off", "async"], "limits": {"staleness": 2}, "objective": "token_time",
+        "tasks": [{"name": "math", "workload": "math", "prompts_per_step": 64, "group_size": 4,
+                   "max_response_tokens": 2048}],
+    })  # fmt: skip
+    question = ask(job)
+    context, task, made = question.context, question.context.tasks[0], []
+    make = columns.rollout_columns
+
+    def counted(*args: Any, **named: Any) -> RolloutColumns:
+        made.append((args[3], args[4].allowed))  # devices, and what is under way
+        return make(*args, **named)
+
+    monkeypatch.setattr(columns, "rollout_columns", counted)
+    screen(context, task, (task.source.demand(task.batches[0], None, 0),), question.facts)
+    assert len({context.of(split.mode).job.old_policy for split in splits(context)}) == 2
+    assert len(made) == len(set(made)) > 4
 
 
 def test_a_job_that_is_asked_again_with_other_engines_shares_the_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ engine_steps are an arithmetic series.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -130,7 +131,7 @@ class EngineStepCost:
         bucket = self.graph_buckets[np.minimum(index, len(self.graph_buckets) - 1)]
         return np.where((x > 0) & (index < len(self.graph_buckets)), bucket, x)
 
-    @property
+    @cached_property
     def pace_s(self) -> FloatArray:
         """Seconds of a decoding engine_step: fixed, per running request (up to `FEW`), per cached token [s] ``[3]``.
 

@@ -44,6 +44,8 @@ REASONS = {
 }
 """The reasons in words, in the order in which they are counted."""
 
+_IN_ORDER = [(int(flag), words) for flag, words in REASONS.items()]
+
 
 def count_reasons(flags: IntArray) -> dict[str, int]:
     """Number of candidates by their first reason; candidates without a reason are not counted.
@@ -51,11 +53,11 @@ def count_reasons(flags: IntArray) -> dict[str, int]:
     >>> count_reasons(np.array([0, 1, 128, 129]))
     {'degrees do not multiply up to the devices': 2, 'device memory': 1}
     """
-    left = np.asarray(flags, dtype=np.int64).ravel()
-    found: dict[str, int] = {}
-    for flag, words in REASONS.items():
-        hit = (left & int(flag)) != 0
-        if hit.any():
-            found[words] = int(hit.sum())
-            left = left[~hit]
+    # few of the combinations occur, whatever the number of candidates
+    count = np.bincount(np.asarray(flags, dtype=np.int64).ravel())
+    left, found = np.flatnonzero(count).tolist(), dict[str, int]()
+    for flag, words in _IN_ORDER:
+        if hit := [each for each in left if each & flag]:
+            found[words] = int(count[hit].sum())
+            left = [each for each in left if not each & flag]
     return found

@@ -191,7 +191,7 @@ class Replica:
         return np.minimum(group, float(self.hw.cluster.scale_up_domain))
 
 
-def batches_in_flight(pipeline: Array, prompt_tokens: float, token_budget: float) -> FloatArray:
+def batches_in_flight(pipeline: Array, prompt_tokens: Array, token_budget: float) -> FloatArray:
     r"""Batches of a replica's requests that the stages of its pipeline work on at once, in a rollout [1].
 
     .. math:: m = \min\left(P, \max(1, s / c)\right)
@@ -207,7 +207,7 @@ def batches_in_flight(pipeline: Array, prompt_tokens: float, token_budget: float
     >>> [float(batches_in_flight(4, tokens, 8192)) for tokens in (1e3, 2e4, 1e6)]
     [1.0, 2.44140625, 4.0]
     """
-    return np.minimum(as_float(pipeline), np.maximum(prompt_tokens / token_budget, 1.0))
+    return np.minimum(as_float(pipeline), np.maximum(as_float(prompt_tokens) / token_budget, 1.0))
 
 
 def total(operators: Iterable[Operator]) -> FloatArray:

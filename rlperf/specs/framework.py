@@ -8,7 +8,7 @@ trainer.data_parallel == 0``. The groups are objects whose attributes are number
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -60,7 +60,7 @@ class Rule(Frozen):
     versions: str = Field("", description="first-last, either end open; empty: all")
     backend: str = ""
 
-    @property
+    @cached_property
     def groups(self) -> frozenset[str]:
         """Groups of names that the rule needs."""
         return names_in(self.require) | (names_in(self.when) if self.when else frozenset())

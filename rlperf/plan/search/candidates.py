@@ -312,9 +312,10 @@ def _expert_flags(arch: Architecture, ep: IntArray, etp: IntArray, stage: IntArr
 def _unique(layout: Layout) -> tuple[Layout, IntArray]:
     """The layout without repeated rows, as flat columns."""
     flat = layout.flat()
-    table = np.stack([flat.tensor_parallel, flat.pipeline_parallel, flat.expert_parallel, flat.attention_data_parallel])
-    _, index = np.unique(table, axis=1, return_index=True)
-    index = np.sort(index)
+    code = flat.tensor_parallel
+    for degree in (flat.pipeline_parallel, flat.expert_parallel, flat.attention_data_parallel):
+        code = code * (degree.max(initial=0) + 1) + degree
+    index = np.sort(np.unique(code, return_index=True)[1])
     return flat.take(index), np.zeros(index.shape, dtype=np.int64)
 
 

@@ -34,6 +34,8 @@ from rlperf.specs.pool import Role
 
 UNREAD = {"price", "objective", "modes", "name", "horizon", "run", "tasks", "sharing", "limits", "pools"}
 """Fields of a job that no column reads, or that stand in `_read_by` one by one."""
+UNREAD_BY_ROLLOUT = UNREAD | {"old_policy"}
+"""Those that no column of engines reads; which passes score may hang on the mode, and engines are then still alike."""
 
 
 @dataclass(eq=False)
@@ -134,6 +136,8 @@ class Columns:
 
     def rollout(self, demand: Demand, split: Split) -> RolloutColumns:
         """Rollout columns of a split, by what its mode has under way; the mini-batch makes no difference to them."""
+        if (own := self._in(split.mode)) is not self:
+            return own.rollout(demand, split)
         devices, context, arch = split.rollout, self.context, self.task.architecture
         lenient, lent = self.forgiven != 0, split.trainer if self.context.borrows else 0
         refilled = demand.batch.over_provision > 1.0
@@ -256,7 +260,7 @@ def _read_by(role: Role, job: Job, task: TaskContext, facts: FrameworkFacts | No
     limits, of_role = job.limits, {pool.role: pool for pool in job.pools}
     pool = of_role[role].model_dump(mode="json", exclude={"devices"}) if role in of_role else None
     critic = job.pool("critic").model_dump(mode="json", exclude={"settings"}) if role == "trainer" else None
-    rest = job.model_dump(mode="json", exclude=UNREAD)
+    rest = job.model_dump(mode="json", exclude=UNREAD_BY_ROLLOUT if role == "rollout" else UNREAD)
     clusters = [(each.cluster, each.nodes, each.devices if each.cluster else None) for each in job.pools]
     bounds = (limits.out_of_memory_risk, limits.host_memory)
     rules = facts and (facts.name, facts.version)

@@ -22,8 +22,8 @@ def pareto_mask(costs: FloatArray, group: IntArray | None = None) -> BoolArray:
     """
     values = np.asarray(costs, dtype=np.float64)
     groups = np.zeros(len(values), dtype=np.int64) if group is None else np.asarray(group)
-    # lexicographic inside each group: a candidate can only be beaten by one that comes before it
-    left = np.lexsort((*values.T[::-1], groups))
+    # a candidate can only be beaten by one that comes before it
+    left = _lexicographic(values, groups)
     # criteria lie one behind another, as they are compared
     ranked, of_group = np.ascontiguousarray(values[left].T), groups[left]
     kept, first = np.zeros(len(values), dtype=np.bool_), np.ones(len(values), dtype=np.bool_)
@@ -38,3 +38,22 @@ def pareto_mask(costs: FloatArray, group: IntArray | None = None) -> BoolArray:
         stays = (~(beaten | first)).nonzero()[0]
         left, of_group, ranked = left[stays], of_group[stays], ranked.take(stays, axis=1)
     return kept
+
+
+def _lexicographic(values: FloatArray, groups: IntArray) -> IntArray:
+    """Order by group and then by all columns, of equal ones the first before ``[rows]``.
+
+    Few rows are equal in the first column, and only those are sorted by the others.
+
+    >>> _lexicographic(np.array([[2.0, 1.0], [1.0, 3.0], [1.0, 2.0]]), np.zeros(3, dtype=np.int64)).tolist()
+    [2, 1, 0]
+    """
+    order = np.lexsort((values[:, 0], groups))
+    first, of_group = values[order, 0], groups[order]
+    same = (first[1:] == first[:-1]) & (of_group[1:] == of_group[:-1])
+    if same.any():
+        before, behind = np.append(False, same), np.append(same, False)
+        tied = np.flatnonzero(before | behind)
+        run = np.cumsum(~before)[tied]
+        order[tied] = order[tied][np.lexsort((*values[order[tied]].T[:0:-1], run))]
+    return order

@@ -134,7 +134,7 @@ class SplitColumns:
             trainer=replace(trainer, departures=off),
         )
 
-    @property
+    @cached_property
     def possible(self) -> bool:
         """Whether each pool has a column that nothing refuses."""
         pools = bool((self.rollout_flags == 0).any() and (self.trainer_flags == 0).any())

@@ -84,7 +84,7 @@ class TrainerGrid:
 
     Attributes
     ----------
-    layout, backend, token_budget, parked, flags : as in `TrainerColumns` ``[columns]``
+    layout, backend, token_budget, parked, doubled, flags : as in `TrainerColumns` ``[columns]``
     settings : token budgets, and parked or not, of one layout, whose rows stand together
     critic : devices of a critic's own; 0: there is none ``[columns]``
     cuts : devices of the trainer and of the critic's own -> their rows, which stand together
@@ -95,6 +95,7 @@ class TrainerGrid:
     backend: IntArray
     token_budget: IntArray
     parked: IntArray
+    doubled: FloatArray
     flags: IntArray
     settings: tuple[int, int]
     critic: IntArray
@@ -138,7 +139,7 @@ def trainer_grid(
     if not any(cut_by_budget(packing, trainer.framework) for trainer in context.trainers):
         budgets = budgets[:1]  # sequences are counted, whatever a budget is
     parked = [0] if not colocated else [0, 1] if pool.settings.parked is None else [int(pool.settings.parked)]
-    options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_changes`
+    options = np.array([(b, p) for b in budgets for p in parked], dtype=np.int64)  # parked last: see `_timed`
     layouts, backends, critics, kept, cuts, dropped, end = [], [], [], [], {}, {}, 0
     for devices, critic in counts:
         shape = Shape(architecture, devices, context.cluster.scale_up_domain, longest_tokens)
@@ -158,11 +159,13 @@ def trainer_grid(
         dropped[devices, critic] = np.repeat(np.concatenate(dead_flags), len(options))
     rows = np.repeat(np.arange(end), len(options))
     axes = {name: np.concatenate([getattr(layout, name) for layout in layouts])[rows] for name in vars(layouts[0])}
+    layout, waiting = Layout(**axes), np.tile(options[:, 1], end)
     return TrainerGrid(
-        layout=Layout(**axes),
+        layout=layout,
         backend=np.concatenate(backends)[rows],
         token_budget=np.tile(options[:, 0], end),
-        parked=np.tile(options[:, 1], end),
+        parked=waiting,
+        doubled=doublings(layout, waiting, EXPERTS_SPREAD),
         flags=np.concatenate(kept)[rows],
         settings=(len(budgets), len(parked)),
         critic=np.concatenate(critics)[rows],
@@ -209,11 +212,10 @@ def trainer_columns_of(
     wanted = ~_needless_offload(context, found, prod(grid.settings))
     for index, trainer in enumerate(context.trainers):
         timed = np.flatnonzero(wanted & (found.backend == index) & ((found.flags == 0) | lenient))
-        found = _timed(context, trainer, architecture, demand, found, timed)
+        found = _timed(context, trainer, architecture, demand, found, timed, grid.settings[1])
     columns: dict[tuple[int, int], TrainerColumns] = {}
     for devices, cut in grid.cuts.items():
-        rows = np.arange(cut.start, cut.stop)
-        kept = rows[wanted[rows]]
+        kept = cut if wanted[cut].all() else cut.start + np.flatnonzero(wanted[cut])
         some = replace(found.take(kept), dropped=grid.dropped[devices])
         columns[devices] = replace(some, departures=departures_of(context, architecture, demand, some, some.backend))
     return columns
@@ -297,7 +299,7 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         layout=grid.layout,
         token_budget=grid.token_budget,
         departures=np.zeros(count, dtype=np.int64),
-        doubled=doublings(grid.layout, grid.parked, EXPERTS_SPREAD),
+        doubled=grid.doubled,
         parked=grid.parked,
         training_s=np.full(count, np.inf),
         scoring_s=np.full(count, np.inf),
@@ -328,13 +330,16 @@ def hosts_hold(context: Context, layout: Layout, host: FloatArray) -> BoolArray:
 
 def _timed(
     context: Context, trainer: TrainerStack, architecture: Architecture, demand: Demand, columns: TrainerColumns,
-    timed: IntArray,
+    timed: IntArray, parked: int,
 ) -> TrainerColumns:  # fmt: skip
-    """The columns with the seconds of the rows ``timed``, all of one trainer; parked or not takes equally long."""
+    """The columns with the seconds of the rows ``timed``, all of one trainer; parked or not takes equally long.
+
+    ``parked``: rows that differ in it alone, which stand together
+    """
     if not len(timed):
         return columns
-    same = np.concatenate([[True], _changes(columns, timed)])
-    some, back = timed[same], np.cumsum(same) - 1
+    first = np.concatenate([[True], np.diff(timed // parked) != 0])
+    some, back = timed[first], np.cumsum(first) - 1
     settings, site = context.job.pool("trainer").settings.filled(), context.site
     asked = trainer, architecture, demand
     layout, budget = columns.layout.take(some), columns.token_budget[some]
@@ -358,11 +363,3 @@ def _timed(
         low=written(columns.low, cost.low),
         high=written(columns.high, cost.high),
     )
-
-
-def _changes(columns: TrainerColumns, rows: IntArray) -> BoolArray:
-    """Whether each of ``rows`` but the first differs from the one before it in more than parking."""
-    different = (np.diff(columns.token_budget[rows]) != 0) | (np.diff(columns.critic[rows]) != 0)
-    for values in vars(columns.layout).values():
-        different |= np.diff(values[rows]) != 0
-    return np.asarray(different)

@@ -60,14 +60,13 @@ def tabulate(
     gemm_dtype, kv_dtype = settings.rollout_dtype, settings.kv_dtype
     drafts = (settings.speculation, settings.draft_acceptance, settings.draft_training)
     framework, tables = site.trainers[backend].framework, {} if known is None else known
-    costs = []
-    for row in layout.rows():
-        each = read_tokens / float(row.data_parallel)
-        batches = batches_in_flight(row.pipeline_parallel, each, settings.engine_token_budget)
-        shape = row.with_(data_parallel=1).to_dict().values()
-        key = (*shape, float(batches), gemm_dtype, kv_dtype, backend, *drafts)
+    costs, flat = [], layout.flat()
+    together = batches_in_flight(flat.pipeline_parallel, read_tokens / flat.data_parallel, settings.engine_token_budget)
+    shapes = np.stack(list(vars(replace(flat, data_parallel=np.ones_like(flat.data_parallel))).values()), axis=1)
+    for index, (shape, batches) in enumerate(zip(shapes.tolist(), together.tolist(), strict=True)):
+        key = (*shape, batches, gemm_dtype, kv_dtype, backend, *drafts)
         if key not in tables:
-            hardware, engine = site.rollout_hardware, site.engine
+            row, hardware, engine = flat.take(index), site.rollout_hardware, site.engine
             replica = EngineReplica.of(architecture, hardware, engine, row, gemm_dtype, kv_dtype, batches)
             cost = tabulated(replica, ByTokens.of(replica), images=images, scores_prompts=site.scores_prompts)
             adapters = adapter_seconds(framework, architecture, site.engine) if site.adapter_rank else (0.0, 0.0)

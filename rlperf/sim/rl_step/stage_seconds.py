@@ -237,9 +237,12 @@ def _around(
     returned: float,
 ) -> _Around:  # fmt: skip
     """What every pair's own framework backend spends and does; ``returned``: ``fields`` of `batch_shape`."""
+    backend = pairs.trainer.backend[pairs.t]
     columns = {entry.name: np.zeros(len(pairs.r)) for entry in fields(_Around)}
     for index, each in enumerate(site.trainers):
-        here = pairs.trainer.backend[pairs.t] == index
+        here = backend == index
+        if here.all():
+            return _around_one(site, each, architecture, demand, mode, pairs, returned)
         if here.any():
             own = _around_one(site, each, architecture, demand, mode, pairs.take(here), returned)
             for name, column in columns.items():

@@ -144,18 +144,23 @@ def test_norms_over_all_heads_are_summed_over_the_devices_that_share_them() -> N
 
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_a_norm_inside_an_all_reduce_is_not_launched(tensor: int) -> None:
-    """Blackwell's all-reduces of vLLM have the norm behind them; Llama has as many of one as of the other."""
+    """Blackwell's all-reduces of vLLM have the norm behind them, Hopper's since 0.17; Llama has as many of both."""
     arch, layout = load_architecture("Llama-3.1-8B"), Layout.of(tensor_parallel=tensor)
     apart = VLLM.model_copy(update={"fused_norms": ()})
 
-    def norms(engine: EngineCalibration, hw: Hardware = B200) -> float:
-        rows = token_operators(Replica.of(arch, hw, engine, layout), 16.0, 16.0)
+    def norms(engine: EngineCalibration, hw: Hardware = B200, tokens: float = 16.0) -> float:
+        rows = token_operators(Replica.of(arch, hw, engine, layout), tokens, 16.0)
         return float(next(row.seconds for row in rows if row.name == "norm"))
 
     stream, hidden = B200.calibration.stream, 16 * arch.hidden
     spared = stream.small_fixed + 4.0 * hidden / (B200.device.memory_bandwidth * stream.small_memory)
     assert norms(apart) - norms(VLLM) == pytest.approx(2 * arch.layers * spared if tensor > 1 else 0.0)
     assert norms(apart, H200) == norms(VLLM, H200)
+    before, since = (load_engine_calibration("vllm", release) for release in ("0.16.0", "0.19.1"))
+    assert norms(before, H200) == norms(apart, H200)
+    assert norms(since, H200) < norms(apart, H200) if tensor > 1 else norms(since, H200) == norms(apart, H200)
+    # four H200 have it up to 2 MiB: 256 tokens of 4,096 values of 16 bits
+    assert norms(since, H200, 512.0) == norms(apart, H200, 512.0)
 
 
 def test_quantised_checkpoints_quantise_what_they_do() -> None:

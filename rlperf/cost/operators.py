@@ -13,7 +13,8 @@ from rlperf.cost.layers import Matrix, stack_of
 from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
 from rlperf.cost.roofline import Array, as_float, small_op_s
 from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
-from rlperf.layout import FloatArray
+from rlperf.layout import BoolArray, FloatArray
+from rlperf.specs.engine_calibration import has_reached
 from rlperf.specs.hardware import capability
 
 
@@ -69,11 +70,21 @@ def _norms(replica: Replica, local: FloatArray, summed: FloatArray) -> Operator:
     registers: 4 bytes are left.
     """
     hw, hidden, norms = replica.hw, local * replica.arch.hidden, float(stack_of(replica.arch).norms)
-    merges = capability(hw.device) in replica.engine.fused_norms
-    inside = np.where(merges & (replica.attention_tensor > 1.0), np.minimum(summed, norms), 0.0)
+    inside = np.where(_has_norms(replica, 2.0 * hidden), np.minimum(summed, norms), 0.0)
     seconds = (norms - inside) * small_op_s(hw, 8.0 * hidden) + inside * small_op_s(hw, 4.0 * hidden, launched=False)
     zero, moved = np.zeros(()), (8.0 * norms - 4.0 * inside) * hidden
     return Operator("norm", seconds, zero, moved / hw.device.memory_bandwidth, zero)
+
+
+def _has_norms(replica: Replica, message: FloatArray) -> BoolArray:
+    """Whether the engine's all-reduces of a ``message`` [bytes] over the tensor parallel group have a norm inside."""
+    engine, at = replica.engine, replica.attention_tensor
+    found = np.zeros(np.broadcast_shapes(message.shape, at.shape), dtype=bool)
+    for one in engine.fused_norms:
+        if one.capability == capability(replica.hw.device) and has_reached(engine.release, one.since):
+            limits = one.up_to.items()
+            found |= np.any([(at == n) & (message <= most) for n, most in limits], axis=0) if limits else at > 1.0
+    return found
 
 
 def _all_reduces(replica: Replica) -> FloatArray:

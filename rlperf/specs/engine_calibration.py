@@ -103,6 +103,16 @@ class EngineMemoryFit(Frozen):
     quality: Quality = Quality()
 
 
+class FusedNorms(Frozen):
+    """All-reduces that have the norm behind them inside."""
+
+    capability: str = Field(description="devices that have them, by generation and major number")
+    since: str = Field("", description="first release that does so by itself; empty: every one, a release not said too")
+    up_to: dict[PositiveInt, Bytes] = Field(
+        {}, description="largest message by devices of the group, other groups have none; empty: any"
+    )
+
+
 class SmallDevices(Frozen):
     """What an engine sets itself where nobody does, on devices with less memory than ``below`` or of these names."""
 
@@ -121,9 +131,7 @@ class EngineCalibration(Frozen):
     date: str
     software: str
     all_reduce: str = Field("nccl", description="implementation of all-reduce in decode, as in the device calibration")
-    fused_norms: tuple[str, ...] = Field(
-        (), description="capabilities (generation and major number) on which all-reduces have the next norm in them"
-    )
+    fused_norms: tuple[FusedNorms, ...] = Field((), description="all-reduces that have the next norm in them")
     prefill_kernel: str | None = None
     decode_kernel: str | None = None
     moe_kernels: tuple[str, ...] = Field((), description="expert kernels, first choice first")
@@ -333,3 +341,13 @@ def release_of(version: str) -> str:
         return build
     found = re.match(r"v?(\d+\.\d+)|([a-z]+)", written)
     return (found.group(1) or found.group(2)) if found else ""
+
+
+def has_reached(release: str, first: str) -> bool:
+    """Whether a release is ``first`` or a later one, as builds without a number are; one that nobody said is not.
+
+    >>> [has_reached(one, "0.17") for one in ("0.9", "0.17", "1.0", "nightly", "")], has_reached("", "")
+    ([False, True, True, True, False], True)
+    """
+    numbers = [[int(number) for number in re.findall(r"\d+", one)] for one in (release, first)]
+    return not first or (bool(release) and (not numbers[0] or numbers[0] >= numbers[1]))

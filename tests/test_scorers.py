@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 import rlperf
 from rlperf.api import ask, plan_job, predict_job
+from rlperf.cost.engine_step import EngineLimits
 from rlperf.errors import ExportError, InfeasibleError, SpecError
 from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.export import plan_texts, write_job, write_plan
@@ -34,9 +35,12 @@ from rlperf.plan.question.techniques import check_length
 from rlperf.plan.search.rules import uneven_parts
 from rlperf.plan.search.screen import Screened, screen
 from rlperf.plan.search.splits import Split, splits
+from rlperf.sim.rl_step import rollout_counted
 from rlperf.sim.rl_step.compose import StepStages, compose_rl_step
 from rlperf.sim.rl_step.engine import tabulate
 from rlperf.sim.rl_step.modes import Execution, step_seconds
+from rlperf.sim.rollout.closed_form import StepCensus
+from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.job import Job
 from rlperf.specs.pool import Settings
 from rlperf.specs.profiles import load_architecture
@@ -195,6 +199,27 @@ def test_devices_and_placement_are_chosen_as_brute_force_does() -> None:
         pinned += found.rl_step_s[:1].tolist()
     assert float(best.rl_step_s[0]) == pytest.approx(min(pinned), rel=1e-12)
     assert all(split.total <= 8 for split in splits(context))
+
+
+def test_what_a_teacher_reads_is_counted_once_for_all_numbers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was counted anew for each of them, and once more beside what lies on the trainer's: half of a screen."""
+    counts, take = [], rollout_counted.take_census
+
+    def counted(own: Trajectories, limits: EngineLimits) -> StepCensus:
+        counts.append((own.prompt_tokens.tobytes(), own.response_tokens.tobytes(), limits))
+        return take(own, limits=limits)
+
+    monkeypatch.setattr(rollout_counted, "take_census", counted)
+    open_devices = {key: value for key, value in TEACHER.items() if key != "devices"}
+    pools = [
+        {"role": "rollout", "layout": {"tensor_parallel": 1}},
+        {"role": "trainer", "layout": {"tensor_parallel": 2}},
+    ]
+    context = resolve(Job.model_validate({**JOB, "scorers": [open_devices], "pools": pools}))
+    task = context.tasks[0]
+    screen(context, task, (task.source.demand(task.batches[0], None, 0),))
+    assert len({split.scorers for split in splits(context)}) > 2
+    assert len(counts) == len(set(counts)) > 4
 
 
 def test_a_judge_in_turn_with_the_trainer_takes_the_memory_that_pays() -> None:

@@ -19,7 +19,7 @@ from rlperf.plan.judge.stages import StageEnds, better_ends, layer_profile, stat
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.configuration import Configuration
-from rlperf.plan.search.scorer_columns import scorer_demand, serving, stage_of
+from rlperf.plan.search.scorer_columns import ScorerWork, serving, stage_of
 from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.cuts import CutLengths, cut_by_budget
@@ -211,10 +211,10 @@ class Judge:
         stages, exposed = [], []
         for plan in configuration.scorers:
             one = next(each for each in self.context.scorers if each.scorer.name == plan.name)
-            asked = scorer_demand(demand, one.scorer)
-            replicas, memory = serving(self.context, one, self.task, asked, plan)
-            whole = float(np.mean([r.makespan_s for r in self._events.results(asked, replicas)]))
-            stage = stage_of(self.context, one.scorer, demand, asked, plan, replicas, whole, memory)
+            asked = ScorerWork.of(demand, one.scorer)
+            replicas, memory = serving(self.context, one, self.task, asked.counted.demand, plan)
+            whole = float(np.mean([r.makespan_s for r in self._events.results(asked.counted.demand, replicas)]))
+            stage = stage_of(self.context, one.scorer, asked, plan, replicas, whole, memory)
             key = (plan.name, replicas.key)
             stages.append(stage)
             exposed.append(self._scorers.exposed_s(demand, one.scorer, stage, key, replicas.serve, results, rollout))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from rlperf.layout import BoolArray, IntArray, Layout
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.rollout_columns import RolloutColumns, rollout_columns, simulated
 from rlperf.plan.search.rules import refused_engines, takes_longer, trainer_rule_flags
-from rlperf.plan.search.scorer_columns import ScorerColumn, scorer_column
+from rlperf.plan.search.scorer_columns import ScorerColumn, ScorerWork, scorer_column
 from rlperf.plan.search.split_columns import SplitColumns
 from rlperf.plan.search.splits import Split, splits
 from rlperf.plan.search.trainer_columns import TrainerColumns, TrainerGrid, trainer_columns_of, trainer_grid
@@ -55,11 +55,13 @@ class ColumnStore:
     trainer: Remembered[dict[tuple[int, int], TrainerColumns]] = field(init=False)
     grids: Remembered[TrainerGrid] = field(init=False)
     fronts: Remembered[IntArray] = field(init=False)
+    asked: Remembered[ScorerWork] = field(init=False)
     scorers: Remembered[ScorerColumn | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("rollout", "tables", "counted", "priced", "simulated", "trainer", "grids", "fronts", "scorers"):
-            setattr(self, name, Remembered(self.most))
+        for each in fields(self):
+            if not each.init:
+                setattr(self, each.name, Remembered(self.most))
 
 
 @dataclass(eq=False)
@@ -129,9 +131,10 @@ class Columns:
         for one, own in zip(self.context.scorers, split.scorers, strict=True):
             devices = own or split.trainer
             beside = None if own else room
-            key = (one.scorer.model_dump_json(), self._read_by_trainer, demand.keys, devices, own > 0, beside)
-            made = partial(scorer_column, self.context, one, self.task, demand, devices, beside, own=own > 0)
-            found.append(self.store.scorers.get(key, made))
+            key = (one.scorer.model_dump_json(), self._read_by_trainer, demand.keys)
+            asked = self.store.asked.get(key, partial(ScorerWork.of, demand, one.scorer))
+            made = partial(scorer_column, self.context, one, self.task, asked, devices, beside, own=own > 0)
+            found.append(self.store.scorers.get((*key, devices, own > 0, beside), made))
         return tuple(found)
 
     def rollout(self, demand: Demand, split: Split) -> RolloutColumns:

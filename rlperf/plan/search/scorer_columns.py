@@ -13,6 +13,7 @@ from rlperf.plan.question.pool import ScorerPlan
 from rlperf.plan.search.rollout_columns import RolloutColumns, engine_settings, rollout_columns
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.engine import ReplicaMemory, cache_granted, engine_limits, replica_memory, tabulate
+from rlperf.sim.rl_step.rollout_counted import Counted
 from rlperf.sim.rl_step.rollout_stage import Replicas
 from rlperf.sim.rl_step.scorers import Ends, ScorerStage, read_tokens
 from rlperf.sim.rollout.options import EngineOptions
@@ -90,8 +91,28 @@ def scorer_demand(demand: Demand, scorer: Scorer) -> Demand:
     return Demand(scorer.name, demand.rl_steps, own, tuple(tables), 0.0, 0.0, ())
 
 
+@dataclass(frozen=True, eq=False)
+class ScorerWork:
+    """What a demand asks of a scorer, with what its engines share on any number of devices.
+
+    Attributes
+    ----------
+    counted : engine_steps of what it reads and writes (`scorer_demand`)
+    ends : when the sequences end, of every rl_step ``[replicates]``
+    """
+
+    counted: Counted
+    ends: tuple[Ends, ...]
+
+    @classmethod
+    def of(cls, demand: Demand, scorer: Scorer) -> ScorerWork:
+        """With nothing counted yet."""
+        ends = tuple(Ends.of(demand, scorer, number) for number in range(len(demand.tables)))
+        return cls(Counted(scorer_demand(demand, scorer)), ends)
+
+
 def scorer_column(
-    context: Context, one: ScorerContext, task: TaskContext, demand: Demand, devices: int, room: float | None = None,
+    context: Context, one: ScorerContext, task: TaskContext, asked: ScorerWork, devices: int, room: float | None = None,
     *, own: bool,
 ) -> ScorerColumn | None:  # fmt: skip
     """The fastest engine of a scorer on so many devices; None where none holds it.
@@ -100,8 +121,8 @@ def scorer_column(
     more than ``room`` [bytes per device].
     """
     there, architecture = one.context(context), one.architecture or task.architecture
-    asked = scorer_demand(demand, one.scorer)
-    columns = rollout_columns(there, architecture, asked, devices)
+    demand = asked.counted.demand
+    columns = rollout_columns(there, architecture, demand, devices, asked.counted)
     alive = np.flatnonzero((columns.flags == 0) & np.isfinite(columns.makespan_s))
     if not len(alive):
         return None
@@ -111,9 +132,9 @@ def scorer_column(
     fastest = alive[columns.makespan_s[alive] <= columns.makespan_s[alive].min() * (1.0 + 1e-9)]
     best = int(fastest[np.lexsort((columns.max_running[fastest], columns.memory_fraction[fastest]))[0]])
     plan = _plan(there, one, columns, best, own)
-    replicas, memory = serving(context, one, task, asked, plan)
+    replicas, memory = serving(context, one, task, demand, plan)
     seconds = float(columns.makespan_s[best])
-    stage = stage_of(context, one.scorer, demand, asked, plan, replicas, seconds, memory)
+    stage = stage_of(context, one.scorer, asked, plan, replicas, seconds, memory)
     return ScorerColumn(plan, stage, float(columns.awake_bytes[best]))
 
 
@@ -147,8 +168,8 @@ def serving(
 
 
 def stage_of(
-    context: Context, scorer: Scorer, demand: Demand, asked: Demand, plan: ScorerPlan, replicas: Replicas,
-    makespan_s: float, memory: ReplicaMemory,
+    context: Context, scorer: Scorer, asked: ScorerWork, plan: ScorerPlan, replicas: Replicas, makespan_s: float,
+    memory: ReplicaMemory,
 ) -> ScorerStage:  # fmt: skip
     """The stage of a scorer whose engine takes ``makespan_s`` for all sequences at hand at once."""
     hides = scorer.overlap
@@ -156,7 +177,8 @@ def stage_of(
         frameworks = [trainer.framework for trainer in context.trainers]
         hidden = any(each.reward_hidden > 0 and not each.scorers_wait for each in frameworks)
         hides = hidden and scorer.kind != "reference"
-    longest = Trajectories.of([max(int(t.prompt_tokens.max()) for t in asked.tables)], [scorer.response_tokens])
+    read = max(int(table.prompt_tokens.max()) for table in asked.counted.demand.tables)
+    longest = Trajectories.of([read], [scorer.response_tokens])
     alone = replicas.serve(longest, np.zeros(1, dtype=np.int64)).makespan_s
     return ScorerStage(
         own=plan.placement == "own",
@@ -164,7 +186,7 @@ def stage_of(
         makespan_s=makespan_s,
         single_s=alone,
         transition_s=2.0 * float(memory.weight_bytes[0]) / context.hardware.device.host_bandwidth,
-        ends=tuple(Ends.of(demand, scorer, number) for number in range(len(demand.tables))),
+        ends=asked.ends,
         fields=scorer.fields,
         awake_bytes=float(memory.awake_bytes[0]),
     )

@@ -187,9 +187,11 @@ def test_gradients_of_trl_wait_whole_in_the_16_bits_that_it_reduces() -> None:
     assert beside["deepspeed"] == 0.0
 
 
-def bytes_of(name: str, exponent: float | None = None, ranks: int = 32, **settings: Any) -> TrainerBytes:
+def bytes_of(
+    name: str, exponent: float | None = None, ranks: int = 32, algorithm: str = "grpo", **settings: Any
+) -> TrainerBytes:
     """Memory of a trainer of 4 nodes (32 ranks) with experts over eight devices."""
-    context = ask(job(name)).context
+    context = ask(job(name).model_copy(update={"algorithm": algorithm})).context
     stack = next(each for each in context.trainers if each.backend == "megatron")
     if exponent is not None:
         training = stack.framework.training.model_copy(update={"skew_exponent": exponent})
@@ -227,6 +229,22 @@ def test_a_scoring_pass_over_larger_microbatches_counts() -> None:
     assert float(large.parts.total) == float(small.parts.total)  # training itself is what it was
     few = [float(bytes_of("experts", scoring_token_budget=n).peak) for n in (9216, 400_000)]
     assert few[0] == few[1]  # the 16 sequences of each of 32 ranks are no 400,000 tokens, and take less than training
+
+
+def test_a_critic_on_the_same_devices_is_held_while_the_policy_scores() -> None:
+    """The peak of scoring had its optimizer states, and its weights not."""
+    policy = bytes_of("experts", ranks=8, scoring_token_budget=400_000)
+    both = bytes_of("experts", ranks=8, algorithm="ppo", scoring_token_budget=400_000)
+    layout, batch = (
+        Layout.of(data_parallel=8, expert_parallel=8, zero_stage=1),
+        Microbatches.of(9216.0, 9216.0**2, 9216.0, 4.0),
+    )
+    critic = trainer_memory(
+        load_architecture("Qwen3-30B-A3B").critic, load_hardware("h100_sxm"), load_trainer("megatron"), layout, batch,
+        UpdateOptions(),
+    )  # fmt: skip
+    states = float(critic.weights + critic.optimizer)
+    assert float(both.peak - policy.peak) == pytest.approx(states, rel=1e-6) and critic.weights > 0
 
 
 def test_host_memory_holds_the_reference_as_it_is_loaded_and_under_lora_not_at_all() -> None:

@@ -13,7 +13,7 @@ from rlperf.cost.parameters import parameters, routed_parameters
 from rlperf.cost.trainer.memory import MemoryParts, trainer_memory
 from rlperf.cost.trainer.parallel import in_shards
 from rlperf.cost.trainer_device import UpdateOptions
-from rlperf.layout import FloatArray, Layout
+from rlperf.layout import FloatArray, IntArray, Layout
 from rlperf.sim.rl_step.cuts import cut_by_budget, most_scored_tokens, scoring_by_budget
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import copies_gradients, holds_gradients_whole, routing_skew
@@ -76,8 +76,8 @@ def trainer_bytes(
         by_tokens = most_scored_tokens(settings, stack.framework, demand.batch.longest_tokens) or budget
     count = settings.scoring_microbatch or layout.microbatch
     scored = full_microbatches(demand, settings, by_tokens, count, of_rank)
-    updates = demand.batch.updates_of_a_job
-    scoring_by = [one for alone, one in site.networks(architecture) if stack.scoring_passes(alone, updates)]
+    networks = site.networks(architecture)
+    scoring_by = [one for alone, one in networks if stack.scoring_passes(alone, demand.batch.updates_of_a_job)]
     more = scored.tokens > trained.tokens
     shape = np.broadcast_shapes(trained.tokens.shape, layout.shape, park.shape)
     if np.any(more) and scoring_by:
@@ -87,7 +87,7 @@ def trainer_bytes(
         scored_by = scoring_by[0], site.hardware, stack.calibration, apart, few, options
         scoring = np.zeros(more.shape)
         scoring[more] = trainer_memory(*scored_by, forward_only=True).total
-        beside = np.where(park == 1, 0.0, every.optimizer)
+        beside = _beside_scoring(stack, parts, every, park, scoring_by[0] is networks[0][1])
         peak = np.maximum(peak, np.where(more, scoring + resident + beside, 0.0))
     found = TrainerBytes(
         peak=np.broadcast_to(peak, shape),
@@ -104,6 +104,18 @@ def _in_one_memory(apart: TrainerBytes) -> TrainerBytes:
     """Where device and host have one memory, nothing leaves it for the host; parked states are back while it trains."""
     peak, idle = apart.peak + apart.host - apart.parked, apart.idle + apart.host
     return replace(apart, peak=peak, idle=idle, host=np.zeros_like(apart.host))
+
+
+def _beside_scoring(
+    stack: TrainerStack, parts: MemoryParts, every: MemoryParts, park: IntArray, first: bool
+) -> FloatArray:  # fmt: skip
+    """What stays beside the network that scores: optimizer states, and the weights of the other of policy and critic.
+
+    ``first``: the policy scores, or there is no other. Parked, only weights that the framework leaves.
+    """
+    other = every.weights - parts.weights if first else parts.weights
+    left = other * stack.framework.training.kept_weights
+    return np.asarray(np.where(park == 1, left, every.optimizer + other))
 
 
 def _updated(

@@ -92,8 +92,8 @@ def test_a_mixed_batch_takes_the_best_of_several_numbers_at_once(tmp_path: Path)
     assert job_of_plan(plan).tasks[1].max_trajectories == (512,)
     write_plan(plan, None, tmp_path / "out")
     file = tmp_path / "out/config.yaml"
-    assert "; lengths of tool_use, math, 512 trajectories at once.\n" in file.read_text()
-    assert job_of(import_config([file])).tasks[0].max_trajectories == (512,)
+    assert "; lengths of tool_use (64 prompts), math (64 prompts), 512 trajectories at once.\n" in file.read_text()
+    assert [task.max_trajectories for task in job_of(import_config([file])).tasks] == [(512,), (512,)]
     other = job.model_copy(update={"tasks": (job.tasks[0], job.tasks[1].model_copy(update={"max_trajectories": (9,)}))})
     with pytest.raises(SpecError, match="one max_trajectories: tool_use 128 or 512, math 9"):
         rlperf.plan_job(other)

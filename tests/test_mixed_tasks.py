@@ -12,8 +12,9 @@ import rlperf
 from rlperf.api import ask, judge
 from rlperf.cli.report import judged
 from rlperf.errors import SpecError
+from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.export import plan_texts, write_plan
-from rlperf.frameworks.imports import import_config
+from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.run_of import from_job
 from rlperf.plan.answer.plan import Plan
 from rlperf.plan.compare import job_of_plan
@@ -91,6 +92,26 @@ def test_a_mixed_plan_is_one_phase_that_reads_back_and_exports(plan: Plan, tmp_p
     assert (run.batch.prompts, run.batch.mini, run.batch.max_response_tokens) == (96, 48, 4096)
     with pytest.raises(SpecError, match="exported from their plan"):
         from_job(job(), 8)
+
+
+def test_the_file_of_a_mixed_plan_is_a_mixed_batch_by_itself(tmp_path: Path) -> None:
+    """No key has the tasks' shares: audited alone, a file of two tasks was one of math, a fifth of its seconds."""
+    tasks = [{**TOOLS, "workload": "math", "name": "math", "reward_s": "1 s"},
+             {**MATH, "name": "code", "workload": "programming", "reward_s": "4 s", "max_prompt_tokens": 1024,
+              "max_response_tokens": 4096}]  # fmt: skip
+    mixed = rlperf.plan_job(job(tasks=tasks))
+    write_plan(mixed, None, tmp_path)
+    file = tmp_path / "config.yaml"
+    assert "; lengths of math (64 prompts), programming (32 prompts), rewards 4 s" in file.read_text()
+    found = audit(import_config([file], "verl"), plan=False)
+    assert found.job is not None and found.predicted is not None
+    assert [task.prompts_per_step for task in found.job.tasks] == [(64,), (32,)] and found.job.sharing == "mixed"
+    assert found.predicted.rl_step_s == pytest.approx(mixed.phases[0].predicted.rl_step_s, rel=0.01)
+    smaller = tmp_path / "smaller.yaml"  # a batch that somebody has changed keeps its shares
+    smaller.write_text(file.read_text().replace("train_batch_size: 96", "train_batch_size: 48"))
+    assert [task.prompts_per_step for task in job_of(import_config([smaller], "verl")).tasks] == [(32,), (16,)]
+    other = job_of(import_config([file], "verl"), workload="math")
+    assert [task.prompts_per_step for task in other.tasks] == [(96,)] and other.sharing == "time"
 
 
 def test_a_mixed_plan_is_judged_again_for_its_report(plan: Plan) -> None:

@@ -16,6 +16,7 @@ from rlperf.frameworks.adapter import Adapter, Source, framework_facts, is_other
 from rlperf.frameworks.fields import MANDATORY, Target
 from rlperf.frameworks.hub import architecture_at, hub_name
 from rlperf.frameworks.keytable import ABSENT, Value, key_table
+from rlperf.frameworks.planned import mixed_lengths
 from rlperf.frameworks.registry import FRAMEWORKS, adapter_of, split_name
 from rlperf.frameworks.run import Run
 from rlperf.frameworks.run_of import to_job
@@ -267,9 +268,10 @@ def _known_cluster(name: str) -> str | None:
 
 
 def planned_workload(imported: Imported) -> str | None:
-    """The lengths that the header of an exported file names; None where they are none, or none that ships."""
+    """The lengths that the header of an exported file names, several with their shares; None: none that ship."""
     planned = imported.source.planned.lengths
-    return planned if planned in PRESETS else None
+    named = mixed_lengths(planned) or (planned,)
+    return planned if all(each in PRESETS for each in named) else None
 
 
 def states_images(imported: Imported) -> bool:
@@ -382,7 +384,7 @@ def describe(imported: Imported) -> str:
     """What was imported, in one line."""
     run, launcher = imported.run, imported.source.launcher
     where = ""
-    if imported.adapter.name == "trl" and not {"num_processes", "nproc_per_node"} & set(launcher):
+    if imported.adapter.name == "trl" and not {"num_processes", "nproc_per_node", "visible_devices"} & set(launcher):
         where = " (assumed: name accelerate's config too, or a launch script that says --num_processes)"
     elif imported.adapter.name == "trl" and not run.traits.shares_devices and not _serves(launcher):
         where = f" ({run.rollout.devices} assumed for the server: name the script that starts it too)"

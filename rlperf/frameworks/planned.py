@@ -13,9 +13,10 @@ from rlperf.specs.job import Job, Task
 from rlperf.specs.modes import MODES
 from rlperf.specs.profiles import is_path
 
+_SHARE = r"(?: \([\d,]+ prompts\))?"
 _PLANNED_FOR = re.compile(
     r"^(?:# Job (?P<phase>.+)\.\n)?# Planned for (?P<cluster>\S+?)(?:, rollout on (?P<rollout>\S+))?: "
-    r"(?:.*; lengths of (?P<lengths>\S+?(?:, [^\s\d]\S*?)*?)(?:, rewards (?P<reward>\S+) s)?"
+    rf"(?:.*; lengths of (?P<lengths>\S+?{_SHARE}(?:, [^\s\d]\S*?{_SHARE})*?)(?:, rewards (?P<reward>\S+) s)?"
     r"(?:, (?P<generated>[\d,]+) prompts rolled out)?(?:, (?P<at_once>[\d,]+) trajectories at once)?"
     r"(?:, (?P<accepted>\S+) of first drafts accepted)?\.$)?",
     re.MULTILINE,
@@ -29,6 +30,7 @@ class Planned:
     phase : its tasks, rl_steps and mode
     cluster, rollout : the job's cluster, and the rollout's where it has one of its own
     lengths : of its one task: a preset, or the name of a file that lay beside the job; of several, mixed, all of them
+        with their shares (`mixed_lengths`)
     reward : seconds of its rewards, where the task stated them
     generated : prompts rolled out per rl_step, where the task stated them (DAPO)
     at_once : its trajectories under way, where the plan bounds them
@@ -50,9 +52,10 @@ class Planned:
 
         >>> Planned.of("# Job j: math, async.\\n# Planned for dgx_h100: 8 x h100; lengths of math.").phase
         'j: math, async'
-        >>> both = Planned.of("# Planned for dgx_h100: 8 x h100; lengths of math, code, 1,024 trajectories at once.")
+        >>> told = "lengths of math (96 prompts), code (32 prompts), 1,024 trajectories at once."
+        >>> both = Planned.of(f"# Planned for dgx_h100: 8 x h100; {told}")
         >>> both.lengths, both.at_once
-        ('math, code', '1,024')
+        ('math (96 prompts), code (32 prompts)', '1,024')
         """
         found = _PLANNED_FOR.search(text)
         return cls(**found.groupdict(default="")) if found else None
@@ -71,6 +74,18 @@ class Planned:
         )
         accepted = _number(self.accepted) or run.rollout.draft_acceptance
         return replace(run, batch=batch, rollout=run.rollout.having(draft_acceptance=accepted))
+
+
+def mixed_lengths(text: str) -> dict[str, int]:
+    """Prompts of each length preset, where several are mixed in one batch; empty where they are not.
+
+    >>> mixed_lengths("math (96 prompts), code (32 prompts), math (8 prompts)"), mixed_lengths("math")
+    ({'math': 104, 'code': 32}, {})
+    """
+    found: dict[str, int] = {}
+    for name, prompts in re.findall(r"(?:^|, )(\S+) \(([\d,]+) prompts\)(?=$|, )", text):
+        found[name] = found.get(name, 0) + (_count(prompts) or 0)
+    return found
 
 
 def _number(text: str) -> float | None:
@@ -98,12 +113,18 @@ def planned_for(phase: Phase, job: Job) -> str:
 
 
 def _told(tasks: list[Task], phase: Phase, job: Job) -> list[str]:
-    """Lengths of the tasks, and what is told beside them; seconds of rewards where there is one task."""
+    """Lengths of the tasks and, where they are several, their shares; and what is told beside them.
+
+    No framework's key has shares: who runs the file lays out the data so. A batch waits for its slowest reward.
+    """
     words = [_named(task.workload) for task in tasks]
+    if len(tasks) > 1:
+        words = [f"{name} ({task.prompts_per_step[0]:,} prompts)" for name, task in zip(words, tasks, strict=True)]
+    rewards = [task.reward_s for task in tasks if task.reward_s is not None]
     rolled = [task.generated_prompts or 0 for task in tasks] if job.algorithm == "dapo" else []
     accepted, most = job.pool("rollout").settings.draft_acceptance, phase.settings.max_trajectories
-    if len(tasks) == 1 and tasks[0].reward_s is not None:
-        words.append(f"rewards {tasks[0].reward_s:g} s")
+    if len(rewards) == len(tasks):
+        words.append(f"rewards {max(rewards):g} s")
     if rolled and all(rolled):
         words.append(f"{sum(rolled):,} prompts rolled out")
     if most:

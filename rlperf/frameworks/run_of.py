@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.old_policy import usual
 from rlperf.frameworks.own_share import own_share
+from rlperf.frameworks.planned import mixed_lengths
 from rlperf.frameworks.run import BatchFacts, PoolRun, RolloutRun, Run, TrainerRun, Value
 from rlperf.frameworks.scorer_run import ScorerRun
 from rlperf.plan.answer.plan import Phase
@@ -276,20 +278,22 @@ def to_job(
     if group > 0 and mini > 0 and stated % group and batch.trained % mini:  # others are no batch, which Task says
         each = f"an update of {stated} samples is no whole groups of {group}"
         raise ValueError(f"{each}, as predictions count them: state a multiple")
-    task = Task(
-        name=task_name(workload),
-        workload=workload,
-        prompts_per_step=(batch.trained,),
-        group_size=(batch.group_size,),
-        mini_batch=(min(batch.mini, batch.trained),),
-        max_prompt_tokens=batch.max_prompt_tokens or 2048,
-        max_response_tokens=(batch.max_response_tokens or 8192,),
-        generated_prompts=(batch.generated_prompts if run.algorithm == "dapo" else None)
-        or (batch.prompts if batch.left_over else None),
-        generation_batch=batch.generation_batch if run.algorithm == "dapo" else None,
-        over_provision=(batch.over_provision,),
-        max_trajectories=batch.max_trajectories and (batch.max_trajectories,),
-    ).model_copy(update={"reward_s": reward_s})
+    tasks = tuple(
+        Task(
+            name=task_name(lengths),
+            workload=lengths,
+            prompts_per_step=(prompts,),
+            group_size=(batch.group_size,),
+            mini_batch=(mini,),
+            max_prompt_tokens=batch.max_prompt_tokens or 2048,
+            max_response_tokens=(batch.max_response_tokens or 8192,),
+            generated_prompts=generated,
+            generation_batch=batch.generation_batch if run.algorithm == "dapo" else None,
+            over_provision=(batch.over_provision,),
+            max_trajectories=batch.max_trajectories and (batch.max_trajectories,),
+        ).model_copy(update={"reward_s": reward_s})
+        for lengths, prompts, mini, generated in _shares(workload, run)
+    )
     critic = [{"role": "critic", "placement": "own", "devices": run.critic_devices}] if run.critic_devices else []
     ahead = run.staleness or run.traits.least_staleness
     if batch.over_provision > 1.0:  # what goes on in the next rl_step is trained on a version late
@@ -309,7 +313,8 @@ def to_job(
             "framework": framework,
             "trainer_backends": [run.trainer.backend] if run.trainer.backend else [],
             "engine": run.rollout.backend or "vllm",
-            "tasks": [task],
+            "tasks": tasks,
+            "sharing": "mixed" if len(tasks) > 1 else "time",
             "modes": run.mode,
             "weight_sync": run.weight_sync,
             "in_flight_updates": run.in_flight,
@@ -336,6 +341,34 @@ def _nodes_of(run: Run, cluster: str, *, elsewhere: int) -> dict[str, Value]:
         return {"nodes": run.nodes, "devices_per_node": run.devices_per_node}
     larger = run.devices_per_node > whole  # one of the file's nodes is several of the cluster's
     return {"nodes": max(run.nodes, -(-devices // whole)) if larger or devices != run.devices else run.nodes}
+
+
+def _shares(workload: str, run: Run) -> Iterator[tuple[str, int, int, int | None]]:
+    """Lengths of each task of a batch, its prompts, those of an update and those rolled out (None: not stated).
+
+    ``workload`` : of one task, or of several with their shares as headers say them (`mixed_lengths`)
+    """
+    batch = run.batch
+    generated = batch.generated_prompts if run.algorithm == "dapo" else None
+    whole = batch.trained, min(batch.mini, batch.trained), generated or (batch.prompts if batch.left_over else None)
+    mixed = mixed_lengths(workload)
+    if len(mixed) < 2:
+        yield next(iter(mixed), workload), *whole
+        return
+    minis = _parted(whole[1], mixed.values())
+    rolled = _parted(whole[2], minis) if whole[2] else [None] * len(minis)
+    for name, mini, each in zip(mixed, minis, rolled, strict=True):
+        yield name, mini * batch.updates, mini, each
+
+
+def _parted(total: int, shares: Collection[int]) -> list[int]:
+    """A whole number in parts as near to their shares as they come.
+
+    >>> _parted(64, [96, 32]), _parted(10, [1, 1, 1])
+    ([48, 16], [3, 4, 3])
+    """
+    ends = [round(total * each / sum(shares)) for each in accumulate(shares)]
+    return [end - start for start, end in pairwise((0, *ends))]
 
 
 def _with_a_share(rollout: RolloutRun, cluster: str) -> RolloutRun:

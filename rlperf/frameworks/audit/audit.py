@@ -28,7 +28,7 @@ from rlperf.frameworks.audit.findings import (
 )
 from rlperf.frameworks.audit.offers import Predict, WhatIf, gain_findings, repaired, what_ifs
 from rlperf.frameworks.expressible import as_framework_runs
-from rlperf.frameworks.imports import Imported, job_of
+from rlperf.frameworks.imports import Imported, job_of, planned_workload, usual_workload
 from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.answer.host_memory import host_bytes
@@ -99,7 +99,8 @@ def audit(
         notes.append(f"not predicted: {failed}")
         findings += _no_layout(imported, failed, cache, findings)
     findings += engine_findings(given, cache, context.rollout_hardware.cluster.scale_up_domain)
-    attempt = partial(_attempt, cluster=job.cluster, workload=job.tasks[0].workload, folder=folder)
+    lengths = workload or planned_workload(imported) or usual_workload(imported)[0]
+    attempt = partial(_attempt, cluster=job.cluster, workload=lengths, folder=folder)
     if predicted is not None and evaluation is not None:
         asked = within(tell, 0.1, 0.15, "what would be gained by ")
         judged, unjudged = _judged(given, context, predicted, evaluation, cache, attempt if gains else None, asked)
@@ -113,12 +114,12 @@ def audit(
         files, rest = imported.source.files, within(tell, 0.5, 0.5, "the best: ")
         holds = then if too_large(findings) or short else predicted  # what does not fit has no speed to miss
         # settings that a plan does not choose (a chunked loss) are those under which it fits
-        fits = job if mended is None else _as_run(predictable(mended[0]), job.cluster, job.tasks[0].workload, folder)
+        fits = job if mended is None else _as_run(predictable(mended[0]), job.cluster, lengths, folder)
         best, note = best_of(fits, facts, holds.rl_step_s if holds else np.inf, files, folder, rest)
         notes += [note] if note else []
     found = Audit(imported, job, sort(findings), predicted, best, tuple(notes), unjudged=unjudged, shortage=short,
                   cautions=_otherwise(given, imported))  # fmt: skip
-    return found if log is None else _beside_log(found, given, evaluation, log, job.tasks[0].workload)
+    return found if log is None else _beside_log(found, given, evaluation, log, lengths)
 
 
 def _beside_log(found: Audit, given: Imported, evaluation: Evaluation | None, log: StepLog, workload: str) -> Audit:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from rlperf.api import ask
+from rlperf.calibrate.leave_out import LeaveOutReport
+from rlperf.calibrate.leave_out import leave_out as left_out
 from rlperf.calibrate.logs.fit import LogFit, calibration_text, fit_log, logs_of
 from rlperf.calibrate.validate import Report, nothing_predicted, validate_paths
 from rlperf.errors import Problem, SpecError
@@ -44,7 +46,7 @@ from rlperf.specs.own_files import folder_of
 from rlperf.specs.profiles import architecture_reading
 from rlperf.specs.step_log import StepLog
 from rlperf.specs.writer import write_atomic
-from rlperf.told import Tell
+from rlperf.told import Tell, quiet
 from rlperf.units import human_seconds
 from rlperf.workload.tables import write_table
 
@@ -324,7 +326,19 @@ def calibrate_logs(
     return fit, write_atomic(target, calibration_text(fit))
 
 
-def validate_measurements(files: Files, kind: str, fit: Files = ()) -> Report:
+@overload
+def validate_measurements(files: Files, kind: str, fit: Files = (), *, leave_out: None = None) -> Report: ...
+
+
+@overload
+def validate_measurements(
+    files: Files, kind: str, fit: Files = (), *, leave_out: str, report: Tell | None = None
+) -> LeaveOutReport: ...
+
+
+def validate_measurements(
+    files: Files, kind: str, fit: Files = (), *, leave_out: str | None = None, report: Tell | None = None
+) -> Report | LeaveOutReport:
     """Predict every row of a file of measurements and sum up the errors per metric and group.
 
     Parameters
@@ -332,12 +346,19 @@ def validate_measurements(files: Files, kind: str, fit: Files = ()) -> Report:
     files : CSV of measurements, folder of a request log, or recordings
     kind : what it holds, one of `rlperf.calibrate.validate.KINDS`
     fit : recordings to fit an engine's constants to, of kinds that are recordings
+    leave_out : fit again without each device, family, version ... in turn, of one table, and predict it so
+    report : called with the share done of that and a text
 
     Raises
     ------
     SpecError : unknown kind, files that cannot be read, missing columns, or not one row that could be predicted
     """
-    report = validate_paths(listed(files), kind, listed(fit))
-    if not report.predicted and report.refused:
-        raise SpecError(nothing_predicted(report))
-    return report
+    paths, recordings = listed(files), listed(fit)
+    if leave_out is not None:
+        if recordings or len(paths) != 1:
+            raise SpecError("--leave-out takes one table and no --fit")
+        return left_out(paths[0], kind, leave_out, report or quiet)
+    found = validate_paths(paths, kind, recordings)
+    if not found.predicted and found.refused:
+        raise SpecError(nothing_predicted(found))
+    return found

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rlperf
+from rlperf.calibrate.leave_out import LeaveOutReport
 from rlperf.calibrate.validate import Report
 from rlperf.cli.main import app
 from rlperf.comparing import ComparedJobs
@@ -62,7 +63,9 @@ def said(*arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
-def same(answer: ComparedJobs | SimulatedJob | Replan | ImportedJob | Report, *arguments: object) -> None:
+def same(
+    answer: ComparedJobs | SimulatedJob | Replan | ImportedJob | Report | LeaveOutReport, *arguments: object
+) -> None:
     """The command prints the answer's own data; it also prints in lines, and as a table of a notebook."""
     assert said(*arguments) == json.loads(json.dumps(answer.to_dict()))
     assert str(answer)
@@ -145,6 +148,9 @@ def test_validate(measured_data: Path) -> None:
     found = rlperf.validate_measurements(table, "weight_sync")
     same(found, "validate", table, "--kind", "weight_sync")
     assert found.to_frame().height == len(found.predictions)
+    left = rlperf.validate_measurements(table, "weight_sync", leave_out="transport")
+    same(left, "validate", table, "--kind", "weight_sync", "--leave-out", "transport")
+    assert left.to_frame()["left_out_median"].to_list() == [line.left_out.median for line in left.lines]
 
 
 CONFIG = "config/config.yaml"
@@ -179,6 +185,8 @@ MISTAKES: tuple[tuple[Callable[[], object], str], ...] = (
     (lambda: rlperf.validate_measurements("lengths.csv", "trainings"), "did you mean training"),
     (lambda: rlperf.validate_measurements("lengths.csv", None), "unknown kind None"),  # type: ignore[arg-type]
     (lambda: rlperf.validate_measurements([], "training"), "takes one file"),
+    (lambda: rlperf.validate_measurements("lengths.csv", "training", leave_out="devce"), "did you mean device"),
+    (lambda: rlperf.validate_measurements([], "training", leave_out="device"), "takes one table"),
     (lambda: rlperf.size_job(JOB, "step<=1h", most_nodes="2"), "most_nodes: a whole"),  # type: ignore[arg-type]
     (lambda: rlperf.what_if(JOB, {}, draws="2"), "draws: a whole number is due"),  # type: ignore[arg-type]
     (lambda: rlperf.sweep_job({"job": JOB, "grid": {"nodes": [1]}}, workers="2"), "workers: a"),  # type: ignore[arg-type]

@@ -14,17 +14,22 @@ import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlperf.calibrate.statistics import absolute_percentage_errors, weighted_quantile
 from rlperf.calibrate.tables import Row, Table, read_table
-from rlperf.calibrate.validate import KINDS, PredictedFigure
+from rlperf.calibrate.validate import KINDS, SCHEMA_VERSION, PredictedFigure
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.plan.answer import notebook
 from rlperf.specs.calibration import Spread
 from rlperf.told import Tell, quiet
+
+if TYPE_CHECKING:
+    import polars as pl
 
 BY = ("framework", "engine", "version", "device", "family", "transport", "configuration", "shape")
 """What a group is: rows of one framework (engine, where rows are served: the same), one release of it, one device, one
@@ -32,6 +37,13 @@ family of models, one way of weights from trainer to engine; a part of all confi
 a part of the shape (of kernels)."""
 
 ALL, GROUPS = "all rows", "mean over groups"
+_SIDES = ("seen", "left_out", "pooled")
+_HEADER = (
+    "| group | rows | configurations in the fit | seen: median | mean | p90 | inside | width "
+    "| left out: median | mean | p90 | inside | width | pooled interval: inside | width | borrowed |\n|---|"
+    + "---|"
+    * 15
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,45 @@ class LeaveOutReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {"kind": self.kind, "file": self.file, "by": self.by, "lines": [asdict(one) for one in self.lines]}
+        lines = [asdict(one) for one in self.lines]
+        return {"schema_version": SCHEMA_VERSION, "kind": self.kind, "file": self.file, "by": self.by, "lines": lines}
+
+    def to_frame(self) -> pl.DataFrame:
+        """A row of each group and metric, its errors as ``left_out_median`` and the like."""
+        rows = [
+            {name: value for name, value in asdict(one).items() if not isinstance(value, dict)}
+            | {f"{side}_{name}": value for side in _SIDES for name, value in asdict(getattr(one, side)).items()}
+            for one in self.lines
+        ]
+        return notebook.frame(rows, list(rows[0]) if rows else [])
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def text_of(report: LeaveOutReport) -> str:
+    """A table of Markdown a metric, as the docs hold it: the same rows with their group in the fit and without."""
+    lines = []
+    for metric in dict.fromkeys(one.metric for one in report.lines):
+        lines += ["", f"{metric}, one {report.by} left out at a time", "", _HEADER]
+        lines += [
+            f"| {one.group} | {one.rows} | {one.in_fit} | {_errors(one.seen)} | {_errors(one.left_out)} "
+            f"| {_interval(one.pooled)} | {one.borrowed} |"
+            for one in report.lines
+            if one.metric == metric
+        ]
+    return "\n".join(lines)
+
+
+def _errors(one: ErrorSummary) -> str:
+    return f"{one.median:.1f} % | {one.mean:.1f} % | {one.p90:.1f} % | {_interval(one)}"
+
+
+def _interval(one: ErrorSummary) -> str:
+    return f"{100.0 * one.inside:.0f} % | {one.width:.0f} %"
 
 
 def family_of(architecture: str) -> str:

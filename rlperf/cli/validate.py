@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlperf.calibrate.leave_out import BY, ErrorSummary, LeaveOutReport, leave_out
+from rlperf.calibrate.leave_out import BY
 from rlperf.calibrate.validate import KINDS
 from rlperf.cli.output import AsJson, print_json, progress
 from rlperf.errors import SpecError
@@ -16,12 +16,6 @@ from rlperf.frameworks.audit import memory_verdicts
 
 VERDICT = "verdict"
 """Kind of a file of configurations that ran out of memory or fitted: read by the frameworks' importers."""
-LEAVE_OUT_HEADER = (
-    "| group | rows | configurations in the fit | seen: median | mean | p90 | inside | width "
-    "| left out: median | mean | p90 | inside | width | pooled interval: inside | width | borrowed |\n|---|"
-    + "---|"
-    * 15
-)
 
 
 def validate(
@@ -49,33 +43,9 @@ def validate(
         print_json(judged.to_dict()) if as_json else typer.echo(memory_verdicts.text(judged))
         return
     if leave is not None:
-        if fit or len(files) != 1:
-            raise SpecError("--leave-out takes one table and no --fit")
         with progress("fitted without") as bar:
-            left = leave_out(files[0], kind, leave, bar)
-        print_json(left.to_dict()) if as_json else typer.echo(text_of_left_out(left))
+            left = validate_measurements(files, kind, fit or (), leave_out=leave, report=bar)
+        print_json(left.to_dict()) if as_json else typer.echo(str(left))
         return
     report = validate_measurements(files, kind, fit or ())
     print_json(report.to_dict()) if as_json else typer.echo(str(report))
-
-
-def text_of_left_out(report: LeaveOutReport) -> str:
-    """A table of Markdown a metric, as the docs hold it: the same rows with their group in the fit and without."""
-    lines = []
-    for metric in dict.fromkeys(one.metric for one in report.lines):
-        lines += ["", f"{metric}, one {report.by} left out at a time", "", LEAVE_OUT_HEADER]
-        lines += [
-            f"| {one.group} | {one.rows} | {one.in_fit} | {_errors(one.seen)} | {_errors(one.left_out)} "
-            f"| {_interval(one.pooled)} | {one.borrowed} |"
-            for one in report.lines
-            if one.metric == metric
-        ]
-    return "\n".join(lines)
-
-
-def _errors(one: ErrorSummary) -> str:
-    return f"{one.median:.1f} % | {one.mean:.1f} % | {one.p90:.1f} % | {_interval(one)}"
-
-
-def _interval(one: ErrorSummary) -> str:
-    return f"{100.0 * one.inside:.0f} % | {one.width:.0f} %"

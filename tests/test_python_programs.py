@@ -56,10 +56,26 @@ def test_a_script_brings_the_program_that_it_launches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "devices"),
+    [("CUDA_VISIBLE_DEVICES=4,5,6,7 trl vllm-serve --model m &\nCUDA_VISIBLE_DEVICES=0,1 ", 2),
+     ("CUDA_VISIBLE_DEVICES=0,1 nvidia-smi\n", 8), ("export CUDA_VISIBLE_DEVICES=$GPUS\n", 8)],
+)  # fmt: skip
+def test_devices_that_another_command_sees_are_not_the_launchers(before: str, devices: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    script = tmp_path / "run.sh"
+    script.write_text(f"{before}accelerate launch train.py\n")
+    read = import_config([script])
+    assert read.run.trainer.devices == devices and ("assumed: name" in describe(read)) == (devices == 8)
+
+
+@pytest.mark.parametrize(
     ("launch", "devices", "backend"),
     [
         ("python -u train.py", 1, "ddp"),
         ("export CUDA_VISIBLE_DEVICES=0\nuv run python3 train.py", 1, "ddp"),
+        ("export CUDA_VISIBLE_DEVICES=0,1\naccelerate launch --multi_gpu train.py", 2, "ddp"),
+        ("env CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=gpu train.py", 2, "ddp"),
+        ("export CUDA_VISIBLE_DEVICES=0,1,2\naccelerate launch --num_processes 2 --multi_gpu train.py", 2, "ddp"),
         ("python train.py --deepspeed zero3.json", 1, "deepspeed"),
         ("torchrun --nproc_per_node 2 train.py", 2, "ddp"),
         ("python -m torch.distributed.run --nproc_per_node=2 train.py", 2, "ddp"),

@@ -14,10 +14,10 @@ from rlperf.frameworks.keytable import Value, flatten, sections
 from rlperf.frameworks.planned import Planned
 from rlperf.frameworks.registry import FRAMEWORKS
 from rlperf.frameworks.scripts.flow import commands, run
-from rlperf.frameworks.scripts.launchers import ACCELERATE, COUNTS, counts, shipped, started, switch
+from rlperf.frameworks.scripts.launchers import ACCELERATE, COUNTS, counts, seen, shipped, started, switch
 from rlperf.frameworks.scripts.manifest import launching, manifest_of
 from rlperf.frameworks.scripts.python import makes_configuration, read_python
-from rlperf.frameworks.scripts.shell import Word
+from rlperf.frameworks.scripts.shell import Command, Word
 from rlperf.frameworks.scripts.typed import override_value, served, serves, word_value
 from rlperf.specs.reader import Document, is_file, parse_document, read_text, reading
 
@@ -241,7 +241,7 @@ def _read_commands(text: str, path: Path, gathered: _Gathered, at: int | None = 
 
     ``at``: line of another file that the script stands in
     """
-    best: list[Word] = []
+    best = Command([])
     asks: dict[str, None] = {}
     score = 0
     ran = run(text, gathered.given)
@@ -260,7 +260,7 @@ def _read_commands(text: str, path: Path, gathered: _Gathered, at: int | None = 
         launches = not serves(words) and bool(_entries(words))
         told = (settings + 100 * launches) * (1 if _is_other(words) else 1000)  # warm-ups beside it are left alone
         if told > score:
-            best, score = words, told
+            best, score = command, told
             asks = dict.fromkeys([*command.asks, *(ask for word in _launched(words) for ask in word.asks)])
             named = {Path(word.text.rpartition("=")[2]).name for word in words}  # hydra names a file without its end
             asks |= {ask: None for name, ask in ran.files_ask.items() if {Path(name).name, Path(name).stem} & named}
@@ -269,7 +269,8 @@ def _read_commands(text: str, path: Path, gathered: _Gathered, at: int | None = 
     if asks:
         hint = "say which, as NAME=value (an argument: 1=value) behind the file"
         raise SpecError([Problem(f"its settings depend on {ask}", str(path), suggestion=hint) for ask in asks])
-    _read_words(best if at is None else [replace(word, line=at) for word in best], path, gathered)
+    gathered.launcher |= seen(best.visible)
+    _read_words(best.words if at is None else [replace(word, line=at) for word in best.words], path, gathered)
 
 
 def _launched(words: Sequence[Word]) -> Sequence[Word]:

@@ -372,9 +372,10 @@ class TrlFacts:
 
 
 def _world(source: Source) -> int:
-    """GPUs that the launcher is told of, torchrun by node, or a node of eight."""
+    """GPUs that the launcher is told of, torchrun by node, else those that it sees, or a node of eight."""
     told = source.launcher
-    return int(told.get("num_processes") or int(told.get("nproc_per_node") or 8) * int(told.get("nnodes") or 1))
+    each = int(told.get("nproc_per_node") or told.get("visible_devices") or 8)
+    return int(told.get("num_processes") or each * int(told.get("nnodes") or 1))
 
 
 def _nodes(source: Source, world: int, served: int) -> tuple[int, int]:

@@ -114,6 +114,12 @@ def _parts(statement: Statement) -> list[Statement]:
     return [*parts, Statement(tuple(words), before)] if words else parts
 
 
+def _visible(words: Sequence[Word], shell: Shell) -> str:
+    """The devices that a command sees, as ``env NAME=...`` in it or the shell names them; empty: nothing says."""
+    own = (word.text.partition("=")[2] for word in words if word.text.startswith("CUDA_VISIBLE_DEVICES="))
+    return next(own, shell.scalars.get("CUDA_VISIBLE_DEVICES", ""))
+
+
 @dataclass
 class _Flow:
     """A script as it runs: its variables, its functions, and the commands met so far."""
@@ -174,6 +180,7 @@ class _Flow:
             self._call(statement)
             return
         others: list[Word] = []  # what another program is given to run
+        before = dict(shell.scalars)
         while words and (words[0][0] in _DECLARES or assignment(words[0][0])):
             raw, line = words[0]
             if match := assignment(raw):
@@ -183,10 +190,12 @@ class _Flow:
             words = words[1:]
         said = [word for raw, line in words for word in self._said(raw, line)]
         if said:
-            self.ran.commands.append(Command(said, self.undecided))
+            self.ran.commands.append(Command(said, self.undecided, _visible(said, shell)))
             self._write(said)
         if said or statement.head == "export":
             self._hand_on([*others, *(said if said and said[0].text not in _SAYS else [])])
+        if said and others:  # in front of a command a variable is that command's alone
+            shell.scalars = before
 
     def _write(self, words: Sequence[Word]) -> None:
         """``cat > FILE <<EOF``, ``tee FILE <<EOF``, ``cat <<EOF | tee FILE``: the file is what the here-document says.

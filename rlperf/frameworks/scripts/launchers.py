@@ -54,6 +54,18 @@ def counts(words: Sequence[str]) -> dict[str, Value]:
     return {name: int(value) for name, value in found.items() if value.isdigit()}
 
 
+def seen(visible: str) -> dict[str, Value]:
+    """How many devices ``CUDA_VISIBLE_DEVICES`` leaves: the processes of a launcher that is told of no other number.
+
+    >>> seen("0,1, 3"), seen("$GPUS"), seen("")
+    ({'visible_devices': 3}, {}, {})
+    """
+    names = [name.strip() for name in visible.split(",")]
+    return (
+        {"visible_devices": len(names)} if all(re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", name) for name in names) else {}
+    )
+
+
 def started(before: Sequence[str]) -> dict[str, Value]:
     """What the words in front of a program say of its processes, as accelerate's config would.
 

@@ -39,10 +39,12 @@ class Word:
 
 @dataclass(frozen=True)
 class Command:
-    """A command with its words; ``asks``: undecided branches of the script that decide whether it runs."""
+    """A command with its words; ``asks``: undecided branches of the script that decide whether it runs; ``visible``:
+    its devices, as the environment names them."""
 
     words: list[Word]
     asks: tuple[str, ...] = ()
+    visible: str = ""
 
 
 @dataclass

@@ -33,7 +33,7 @@ from rlperf.sweep import Sweep, read_result
 from rlperf.sweep.paths import with_values
 from rlperf.sweep.spec import check_sweep
 from rlperf.techniques import gains
-from rlperf.workload import fit_model, read_recording
+from rlperf.workload import fit_model, load_model, read_recording, sample_lengths
 
 
 def few(job: Job) -> Job:
@@ -460,6 +460,11 @@ WORDS: dict[str, Any] = {"model": "Qwen3-8B", "gpus": 8}
         (lambda: fit_model(LENGTHS), "recording: a path, or an object of rlperf, is due (given: a DataFrame) (write a"),  # type: ignore[arg-type]
         (lambda: read_recording(LENGTHS), "(given: a DataFrame) (write a table with write_csv"),  # type: ignore[arg-type]
         (lambda: read_recording([3]), "recording: a path"),  # type: ignore[list-item]
+        (lambda: load_model(5), "length model: a path"),  # type: ignore[arg-type]
+        (lambda: sample_lengths(load_model("math"), 4.5), "prompts: a whole number is due (given: 4.5)"),  # type: ignore[arg-type]
+        (lambda: sample_lengths(load_model("math"), 4, 0), "group_size must be at least 1 (given: 0)"),
+        (lambda: sample_lengths(load_model("math"), 4, seed=-1), "seed must be at least 0 (given: -1)"),
+        (lambda: sample_lengths(load_model("math"), 4, max_response_tokens=-5), "max_response_tokens must be at least"),
         (lambda: read_recording(None), "(given: None)"),  # type: ignore[arg-type]
     ],
 )

@@ -217,7 +217,7 @@ def test_sampling() -> None:
     assert anova_icc(np.log(table.response_tokens), table.group) > 0.6
     per_prompt = table.response_tokens.reshape(-1, 8).mean(axis=1)
     assert stats.spearmanr(table.prompt_tokens[::8], per_prompt).statistic > 0.3
-    with pytest.raises(SpecError, match="at least one prompt"):
+    with pytest.raises(SpecError, match="prompts must be at least 1"):
         sample_lengths(model, 0, 8)
     with pytest.raises(SpecError, match="max_response_tokens must be"):
         sample_lengths(model, 1, 8, max_response_tokens=0)

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rlperf.errors import Problem, SpecError, did_you_mean
+from rlperf.specs.given import as_path
 from rlperf.specs.reader import is_there, read_spec
 from rlperf.specs.writer import write_atomic
 from rlperf.workload.model import LengthModel
@@ -31,10 +32,10 @@ def load_model(path_or_preset: Path | str) -> LengthModel:
     >>> load_model("math").provenance.kind
     'fitted'
     """
+    path = as_path(path_or_preset, "length model")
     name = str(path_or_preset)
     if name in PRESETS:
         return _preset(name)
-    path = Path(path_or_preset)
     if not is_there(path) and path.suffix not in (".yaml", ".yml"):
         hint = did_you_mean(name, PRESETS) or f"presets are {', '.join(PRESETS)}; a model file ends in .yaml"
         raise SpecError(Problem(f"{name!r} is neither a preset nor a file", suggestion=hint))

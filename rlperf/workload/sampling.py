@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from rlperf.errors import SpecError
+from rlperf.specs.given import as_count
 from rlperf.workload.lengths import Float, Int, LengthTable, concat
 from rlperf.workload.library import load_model
 from rlperf.workload.model import Forecast, LengthModel
@@ -51,14 +52,12 @@ def sample_lengths(
     >>> sample_lengths(load_model("math"), 4, 2, max_response_tokens=1024).n
     8
     """
-    size = model.group_size if group_size is None else group_size
-    if prompts < 1 or size < 1:
-        raise SpecError(f"a sample needs at least one prompt and one response each, not {prompts} x {size}")
+    size = as_count(model.group_size if group_size is None else group_size, "group_size")
     for name, cap in (("max_prompt_tokens", max_prompt_tokens), ("max_response_tokens", max_response_tokens)):
-        if cap is not None and cap < 1:
-            raise SpecError(f"{name} must be at least 1, not {cap}")
-    rng = np.random.default_rng(seed)
-    return _sample_step(model, prompts, size, rl_step, max_prompt_tokens, max_response_tokens, rng)
+        if cap is not None:
+            as_count(cap, name)
+    rng = np.random.default_rng(as_count(seed, "seed", 0))
+    return _sample_step(model, as_count(prompts, "prompts"), size, rl_step, max_prompt_tokens, max_response_tokens, rng)
 
 
 def predictive_replicates(

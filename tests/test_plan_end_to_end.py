@@ -388,3 +388,5 @@ def test_a_plan_with_a_run_but_no_price_reads_back(tmp_path: Path) -> None:
 def test_a_target_for_a_run_of_unknown_length_is_refused() -> None:
     with pytest.raises(SpecError, match="number of rl_steps"):
         rlperf.api.size_job(job(), "run<=1d")
+    with pytest.raises(SpecError, match="needs its number of rl_steps"):  # it was a run of one rl_step
+        rlperf.api.size_job(job(run={"checkpoint": "60 s"}), "run<=1d")

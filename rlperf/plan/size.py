@@ -59,7 +59,8 @@ def size_job(
     two, at most ``most_nodes``) as meet the target there, or as still help.
     """
     most_nodes = as_count(most_nodes, "most_nodes")
-    if target.measure == "run" and job.run is None and job.horizon.rl_steps == 1:
+    stated = None if job.run is None else job.run.rl_steps
+    if target.measure == "run" and stated is None and job.horizon.rl_steps == 1:
         raise SpecError("a target for the run needs its number of rl_steps: state run.rl_steps or horizon.rl_steps")
     offered = offered_jobs(job, clusters)
     unpriced = unpriced_of(offered, target, ask)

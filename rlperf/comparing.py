@@ -206,6 +206,7 @@ def _side_dict(file: str, side: Side) -> dict[str, Any]:
     configuration = side.evaluation.configuration
     return {
         "file": file,
+        "architecture": side.context.tasks[0].architecture.name,
         "mode": configuration.mode,
         "devices": configuration.devices,
         "rl_step_s": side.evaluation.rl_step_s,

@@ -112,6 +112,18 @@ def test_rl_steps_of_other_work_are_compared_per_token(tmp_path: Path) -> None:
     assert compare_jobs(first, first, draws=3).verdict("a", "b").startswith("a and b cannot")
 
 
+def test_another_model_is_said_and_another_name_of_the_same_is_none(tmp_path: Path) -> None:
+    """Two models were compared as if the one were a faster way to train the other."""
+    file = write(tmp_path, "a")
+    same, small = (Job.model_validate({**yaml.safe_load(file.read_text()), "architecture": each})
+                   for each in ("Qwen/Qwen3-8B-Base", "Qwen3-4B"))  # fmt: skip
+    a, b, c = (ask(each).context for each in (file, same, small))
+    assert compare_jobs(a, b, draws=3).verdict("a", "b").startswith("a and b cannot be told apart")
+    other = compare_jobs(a, c, draws=3)
+    assert other.models == ("Qwen3-8B", "Qwen3-4B")
+    assert other.verdict("a", "c").startswith("not the same model (Qwen3-8B, Qwen3-4B): c beats a ")
+
+
 def test_command_line_speaks_json_and_words(tmp_path: Path) -> None:
     a, b = write(tmp_path, "a"), write(tmp_path, "b", tensor=8)
     runner = CliRunner()

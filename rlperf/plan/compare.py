@@ -19,6 +19,8 @@ from rlperf.specs.framework import FrameworkFacts
 from rlperf.specs.job import Job
 from rlperf.workload.bootstrap import bootstrap
 
+_TOLD = ("name", "family", "source", "notes", "published_parameters", "published_source", "assumed")
+"""What is said of an architecture, beside its shape."""
 SAME_WORK = 0.02
 """Shares by which tokens trained on per rl_step may differ for rl_steps to be held against each other as they are."""
 
@@ -47,8 +49,19 @@ class JobComparison:
     step: Comparison
     device_token: Comparison
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Both sides' models, where these differ by more than what they are called."""
+        a, b = (side.context.tasks[0].architecture for side in (self.first, self.second))
+        return () if b.model_copy(update={each: getattr(a, each) for each in _TOLD}) == a else (a.name, b.name)
+
     def verdict(self, first: str, second: str) -> str:
-        """Which is faster, in a sentence; of rl_steps that do not train on the same, per token and device."""
+        """Which is faster, in a sentence that says first what makes the question odd: another model, other work."""
+        models = f"not the same model ({', '.join(self.models)}): " if self.models else ""
+        return models + self._faster(first, second)
+
+    def _faster(self, first: str, second: str) -> str:
+        """Which is faster; of rl_steps that do not train on the same, per token and device."""
         tokens = [side.evaluation.demand.trained_tokens for side in (self.first, self.second)]
         if abs(math.log(tokens[1] / tokens[0])) < SAME_WORK:
             return self.step.sentence(first, second)

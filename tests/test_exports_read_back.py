@@ -46,6 +46,16 @@ def test_groups_that_filtering_drops(framework: str, tmp_path: Path) -> None:
     _held(rlperf.plan_job(job), tmp_path / "out")
 
 
+def test_trl_drops_no_groups(tmp_path: Path) -> None:
+    """Its loss_type dapo is a normalisation: a plan with twice the prompts rolled out is of no run of its files."""
+    with pytest.raises(SpecError, match=r"trl drops no groups.*not 384 .*leave generated_prompts out"):
+        rlperf.plan_job(_job("trl", "Qwen3-4B", {"generated_prompts": 384}, {"algorithm": "dapo"}))
+    plan = rlperf.plan_job(_job("trl", "Qwen3-4B", {}, {"algorithm": "dapo"}))
+    _held(plan, tmp_path / "out")
+    assert "generated" not in (tmp_path / "out/EXPORT.md").read_text()
+    assert "rolled out" not in (tmp_path / "out/config.yaml").read_text()
+
+
 EAGLE = {"role": "rollout", "settings": {"speculation": ["eagle3:3"], "draft_acceptance": 0.7}}
 
 

@@ -157,10 +157,21 @@ def _on_small_devices(job: Job, facts: FrameworkFacts, folder: Path | None) -> b
 
 
 def _refilling(job: Job, facts: FrameworkFacts) -> Job:
-    """The job with generation batches of its prompts where filtering draws whole batches anew; of modes each asks."""
+    """The job with generation batches of its prompts where filtering draws whole batches anew; of modes each asks.
+
+    Where nothing is dropped, no more than what is trained on is rolled out.
+    """
+    if facts.refills == "none" and job.algorithm == "dapo":
+        kept = (
+            task.model_copy(update={"generated_prompts": task.prompts_per_step[0]})
+            if task.generated_prompts is None and len(task.prompts_per_step) == 1
+            else task
+            for task in job.tasks
+        )
+        return job.model_copy(update={"tasks": tuple(kept)})
     mixed = job.sharing == "mixed" and len(job.tasks) > 1  # whose generation batches are of several tasks
     ahead = any(MODES[mode].runs_ahead for mode in job.modes)
-    if not facts.refills or job.algorithm != "dapo" or ahead or mixed:
+    if facts.refills != "batches" or job.algorithm != "dapo" or ahead or mixed:
         return job
     tasks = (
         task.model_copy(update={"generation_batch": task.prompts_per_step[0]})
@@ -273,6 +284,10 @@ def unsayable(job: Job, facts: FrameworkFacts, folder: Path | None = None) -> li
                 hint = f"its files could not say it: leave it out{runs}, {other}"
                 found.append(Problem(message, suggestion=hint))
     for task in job.tasks:
+        rolled = task.generated_prompts or 0
+        if facts.refills == "none" and job.algorithm == "dapo" and rolled > max(task.prompts_per_step):
+            message = f"{facts.name} drops no groups: all that task {task.name} rolls out are trained on, not {rolled}"
+            found.append(Problem(message, suggestion="leave generated_prompts out, or name verl, nemo_rl or slime"))
         if 1.0 not in task.over_provision and not _says(job, facts, PARTIAL):
             asked_for = ", ".join(f"{each:g}" for each in task.over_provision)
             message = f"{facts.name} {facts.version} has no key for partial rollouts (over_provision {asked_for})"

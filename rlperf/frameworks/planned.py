@@ -125,7 +125,7 @@ def _told(tasks: list[Task], phase: Phase, job: Job) -> list[str]:
     accepted, most = job.pool("rollout").settings.draft_acceptance, phase.settings.max_trajectories
     if len(rewards) == len(tasks):
         words.append(f"rewards {max(rewards):g} s")
-    if rolled and all(rolled):
+    if rolled and all(rolled) and sum(rolled) > sum(task.prompts_per_step[0] for task in tasks):
         words.append(f"{sum(rolled):,} prompts rolled out")
     if most:
         words.append(f"{most:,} trajectories at once")

@@ -164,7 +164,8 @@ def _with_task(batch: BatchFacts, task: Task, job: Job, folder: Path | str | Non
         return replace(batch, generated_prompts=task.generated_prompts, generation_batch=task.generation_batch)
     dropped = source.generated_per_trained() if job.algorithm == "dapo" else 1.0
     generated = task.generated_prompts or (round(batch.prompts * dropped) if dropped > 1.0 else None)
-    return replace(batch, generated_prompts=generated, generation_batch=task.generation_batch, turns=source.turns)
+    more = generated if (generated or 0) > batch.prompts else None
+    return replace(batch, generated_prompts=more, generation_batch=task.generation_batch, turns=source.turns)
 
 
 def _architecture_of(phase: Phase, job: Job) -> str:

@@ -249,8 +249,10 @@ class FrameworkFacts(Frozen):
     states_trajectories: Literal["", "each", "groups"] = Field(
         "", description="what a key counts that bounds trajectories under way: each, or groups that run ahead, whole"
     )
-    refills: Literal["", "batches"] = Field(
-        "", description="what is drawn for groups that filtering drops, where the trainer waits for it: whole batches"
+    refills: Literal["", "batches", "none"] = Field(
+        "",
+        description="what is drawn for groups that filtering drops, where the trainer waits for it: whole batches; "
+        "none: nothing is dropped",
     )
     counts_apart: bool = Field(False, description="on devices of its own a trainer's microbatches are cut by count")
     counts: str = Field("", description="span of versions whose microbatches are cut by count everywhere; empty: none")

@@ -420,6 +420,20 @@ def test_an_allocation_without_a_trainer_is_read_as_older_releases_read_it(
     assert "deprecated_allocation" in {one.rule for one in audit(read, plan=False, predict=False).findings}
 
 
+def test_a_trainer_without_degrees_has_those_of_the_allocation(tmp_path: Path) -> None:
+    """``actor.backend: fsdp`` beside ``allocation_mode``, as AReaL-lite's examples have it, was "not an allocation"."""
+    file = tmp_path / "areal.yaml"
+    file.write_text(
+        "allocation_mode: sglang:d4p1t2+fsdp:d4c2\ncluster: {n_nodes: 2, n_gpus_per_node: 8}\n"
+        "actor: {path: Qwen/Qwen2.5-7B, backend: fsdp}\ngconfig: {n_samples: 4}\ntrain_dataset: {batch_size: 256}\n"
+    )
+    pool = import_config([file]).run.trainer
+    assert (pool.backend, pool.data_parallel, pool.sequence_split, pool.devices) == ("fsdp2", 4, 2, 8)
+    file.write_text(file.read_text().replace("allocation_mode", "# allocation_mode"))
+    with pytest.raises(SpecError, match="'fsdp' is not an allocation"):
+        import_config([file])
+
+
 def test_uneven_stages_raise_no_alarm_where_the_framework_takes_them(tmp_path: Path) -> None:
     """61 layers: slime and verl take the last stage's layers alone; AReaL spreads what is left over by itself."""
     flags = ("--actor-num-nodes 16 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /ckpt/DeepSeek-V3 "

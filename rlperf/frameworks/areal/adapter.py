@@ -376,7 +376,7 @@ def _from_allocation_mode(flat: Flat) -> dict[str, Value]:
         part = with_backend(part) if _NAMELESS.fullmatch(part) else part
         name = part.partition(":")[0].partition("[")[0]
         key = "rollout.backend" if name in ENGINES else "actor.backend" if name in BACKENDS else ""
-        if key and flat.get(key) in (None, "", "???"):
+        if key and flat.get(key) in (None, "", "???", *BACKENDS):  # a backend alone says no degrees
             found[key] = part
     return found
 

@@ -19,11 +19,12 @@ from rlperf.frameworks.audit.answer import Audit, memory_words, report
 from rlperf.frameworks.audit.audit import audit
 from rlperf.frameworks.audit.beside_log import Compared, log_findings
 from rlperf.frameworks.audit.finding import Finding
-from rlperf.frameworks.audit.repairs import broken_rules, with_keys
+from rlperf.frameworks.audit.repairs import broken_rules, in_keys, with_keys
 from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.keytable import flatten
 from rlperf.frameworks.registry import FRAMEWORKS
+from rlperf.frameworks.run import ref
 from rlperf.layout import Layout
 from rlperf.plan.predict import predict_job
 from rlperf.plan.question.context import resolve
@@ -320,6 +321,27 @@ def test_a_flag_that_is_nothing_by_default_is_left_out(tmp_path: Path) -> None:
     repair = with_keys(import_config([tmp_path / "run.sh"]), {"max-tokens-per-gpu": 20480, **dict.fromkeys(flags)})
     assert repair is not None and repair.imported.run.trainer.activation_recompute == "none"
     assert repair.words == f"set max-tokens-per-gpu: 20480; leave out {', '.join(flags)}"
+
+
+def test_a_key_that_no_file_states_is_not_set_to_what_it_is(tmp_path: Path) -> None:
+    """Less recompute was "set enable_gradient_checkpointing: true; leave out recompute_granularity"."""
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(nest(VERL_MOE.items())))
+    read = import_config([file])
+    assert read.run.trainer.activation_recompute == "full"
+    repair = in_keys(read, [(ref("trainer.activation_recompute"), "none")])
+    assert repair is not None and repair.words == f"leave out {M}override_transformer_config.recompute_granularity"
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.7", "0.9", "main"])
+def test_any_field_of_megatrons_configuration_is_legal_below_its_override(version: str, tmp_path: Path) -> None:
+    """A field of TransformerConfig in a YAML file, our own export of a ``+`` among them, was "refused" as unknown."""
+    file = tmp_path / "run.yaml"
+    fields = {f"{M}override_transformer_config.{name}": True for name in ("moe_permute_fusion", "bias_dropout_fusion")}
+    of_reference = "actor_rollout_ref.ref.megatron.override_transformer_config.apply_rope_fusion"
+    file.write_text(yaml.safe_dump(nest({**VERL_MOE, **fields, of_reference: True, M + "moe_fusion": True}.items())))
+    read = import_config([file], f"verl=={version}")
+    assert [each.key for each in read.unknown if "megatron" in each.key] == [M + "moe_fusion"]
 
 
 def test_a_reference_that_no_loss_reads_is_told_of(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ _VERL_DAPO: tuple[tuple[str, object, str, str], ...] = (
     ("reward_model.overlong_buffer.log", False, "-0.8", "bool"),
 )
 # Any field of Megatron's TransformerConfig is legal here, new to hydra's eyes (verl/models/mcore/config_converter.py).
+_FIELDS: tuple[Entry, ...] = tuple(
+    (f"{role}.megatron.override_transformer_config", "null", span, "megatron", "map")
+    for role, span in (("actor_rollout_ref.actor", "0.5-"), ("critic", "0.6-"))
+)
 _STAGES = tuple(
     (f"actor_rollout_ref.{role}.megatron.override_transformer_config.num_layers_in_{end}_pipeline_stage",
      "null", "0.5-", "megatron", "int")
@@ -107,6 +111,7 @@ _VERL_091: tuple[Entry, ...] = (
 _POSITIONS: Entry = ("actor_rollout_ref.model.override_config.max_position_embeddings", "null", "", "", "int")
 EXTRA_KEYS["verl"] = (
     _POSITIONS,
+    *_FIELDS,
     *_STAGES,
     *_DISPATCH,
     *_VERL_091,

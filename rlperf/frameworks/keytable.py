@@ -55,7 +55,7 @@ class KeySpec:
     @property
     def open_map(self) -> bool:
         """Whether the key takes any keys below it."""
-        return self.default in ("{}", {}) or self.kind == "map"
+        return self.default in ("{}", {}) or self.kind == "map" or str(self.default).endswith(",{}}")
 
     def complaint(self, value: Value) -> str | None:
         """Why ``value`` is not legal here, or None.

@@ -84,7 +84,8 @@ def in_keys(imported: Imported, changes: Iterable[tuple[Ref, Value]]) -> Repair 
     except (RlperfError, ArithmeticError):  # no key says it, or a zero of the file stands where nothing divides
         return None
     settings = {key: value for key, value in after.items() if before.get(key, ABSENT) != value}
-    settings |= {key: imported.target.default(key) for key in before if key not in after}
+    stated = imported.source.keys  # what is not is at its default
+    settings |= {key: imported.target.default(key) for key in before if key not in after and key in stated}
     repair = with_keys(imported, settings)
     if repair is None or all(repair.imported.run.value(at) == imported.run.value(at) for at, _ in changed):
         return None

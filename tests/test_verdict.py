@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 from rlperf.cli.main import app
 from rlperf.files import audit_config
 from rlperf.frameworks.audit import audit as auditing
-from rlperf.frameworks.audit.answer import report
+from rlperf.frameworks.audit.answer import best_words, pools_words, report
 from rlperf.frameworks.audit.beside_log import Compared
 from rlperf.frameworks.audit.verdict import CHANGES, lines_of, verdict_of
+from rlperf.plan.compare import job_of_plan
+from rlperf.specs.job import Job
 
 SCRIPT = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B \\
   data.train_batch_size=128 data.max_prompt_length=1024 data.max_response_length=4096 actor_rollout_ref.rollout.n=8 \\
@@ -119,4 +121,28 @@ def test_the_planners_best_is_named_where_it_gains_more_than_a_change_does(scrip
     for gained, named in ((gain - 0.02 * due, True), (gain, False)):
         verdict = verdict_of(replace(found, findings=(replace(offer, gain_s=gained),)))
         assert verdict is not None
-        assert any(change.key == "the planner's layouts" for change in verdict.changes) is named
+        assert any(change.key == "the planner's plan" for change in verdict.changes) is named
+
+
+def test_a_plan_of_the_files_own_layouts_says_what_it_sets(script: Path) -> None:
+    """ "the planner's layouts" were advised, with a gain of 32 %, to a file that has those very layouts."""
+    best = audit_config(script, cluster="dgx_h100").best
+    assert best is not None
+    same = job_of_plan(best)
+    phase = best.phases[0]
+    layouts = f"{phase.mode}: {pools_words(phase)}"
+    assert best_words(best, same) == best_words(best, None) == layouts
+
+    def having(part: str, **values: object) -> Job:
+        pools = [
+            pool.model_copy(update={part: getattr(pool, part).model_copy(update=values)})
+            if pool.role == "trainer" else pool
+            for pool in same.pools
+        ]  # fmt: skip
+        return same.model_copy(update={"pools": tuple(pools)})
+
+    budget = phase.pool("trainer").settings.token_budget
+    words = best_words(best, having("settings", token_budget=None))
+    assert words == f"the file's layouts with trainer token_budget {budget} instead of unset"
+    assert best_words(best, having("layout", tensor_parallel=(64,), microbatch=(7,))) == layouts
+    assert best_words(best, same.model_copy(update={"modes": ("async",)})) == layouts

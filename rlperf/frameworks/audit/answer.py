@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from rlperf.frameworks.audit.finding import LIKELY, Finding
 from rlperf.frameworks.imports import Imported
 from rlperf.plan.answer import notebook
 from rlperf.plan.answer.plan import Phase, Plan, Prediction
+from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.question.words import layout_words
 from rlperf.specs.job import Job
+from rlperf.specs.pool import PoolSpec, of_role
 from rlperf.units import human_risk, human_seconds, with_probability
 
 if TYPE_CHECKING:
@@ -103,6 +105,27 @@ def pools_words(phase: Phase) -> str:
     )
 
 
+def best_words(best: Plan, job: Job | None) -> str:
+    """Mode and layouts of the planner's best; where those are the file's own, what it sets otherwise."""
+    phase = best.phases[0]
+    now = {pool.role: pool for pool in job.pools} if job else {}
+    changed = [each for pool in phase.pools if pool.role in now for each in _otherwise(pool, now[pool.role])]
+    if job is not None and changed and phase.mode in job.modes and not any(layout for layout, _ in changed):
+        return f"the file's layouts with {', '.join(words for _, words in changed)}"
+    return f"{phase.mode}: {pools_words(phase)}"
+
+
+def _otherwise(pool: PoolPlan, now: PoolSpec) -> Iterator[tuple[bool, str]]:
+    """What a pool decides otherwise than the file: whether it is the layout's, and in words."""
+    for each in of_role(pool.role):
+        value, given = (getattr(getattr(part, each.part), each.name) for part in (pool, now))
+        given = given[0] if isinstance(given, tuple) else given
+        cut = each.name == "microbatch"  # by tokens, where there is a budget
+        if each.decided in ("stated", "listed") or value in (None, given) or (cut and pool.settings.token_budget):
+            continue
+        yield each.part == "layout" and not cut, f"{pool.role} {each.name} {value} instead of {given or 'unset'}"
+
+
 def risk_of(predicted: Prediction) -> float:
     """Probability that any pool runs out of device memory."""
     return 1.0 - float(np.prod([1.0 - use.risk for use in predicted.memory_bytes.values()]))
@@ -141,10 +164,7 @@ def report(found: Audit) -> Sequence[str]:
     lines += [compared.words for compared in found.measured]
     lines += found.cautions
     if found.best is not None:
-        phase = found.best.phases[0]
-        lines.append(
-            f"the planner's best on the same hardware: {human_seconds(phase.predicted.rl_step_s)} "
-            f"({phase.mode}; {pools_words(phase)})"
-        )
+        seconds = human_seconds(found.best.phases[0].predicted.rl_step_s)
+        lines.append(f"the planner's best on the same hardware: {seconds} ({best_words(found.best, found.job)})")
     lines += list(found.notes)
     return lines

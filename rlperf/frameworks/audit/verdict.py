@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlperf.frameworks.audit.answer import Audit, pools_words, risk_of
+from rlperf.frameworks.audit.answer import Audit, best_words, risk_of
 from rlperf.frameworks.audit.beside_log import Compared
 from rlperf.frameworks.audit.finding import LIKELY
 from rlperf.plan.answer.plan import Prediction
@@ -157,11 +157,10 @@ def _changes(found: Audit, step_s: float) -> tuple[Improvement, ...]:
     """Offers that were predicted, and the planner's best where it gains more than each; largest gain first."""
     offers = [Improvement(each.key, each.advice or each.message, each.gain_s) for each in found.findings if each.gain_s]
     if found.best is not None:
-        phase = found.best.phases[0]
-        advice = f"{phase.mode}: {pools_words(phase)} (`rlperf plan`, `rlperf export`)"
-        gain_s = step_s - phase.predicted.rl_step_s
+        advice = f"{best_words(found.best, found.job)} (`rlperf plan`, `rlperf export`)"
+        gain_s = step_s - found.best.phases[0].predicted.rl_step_s
         if gain_s > LEAST * step_s + max((each.gain_s for each in offers), default=0.0):  # else it is that offer, again
-            offers.append(Improvement("the planner's layouts", advice, gain_s))
+            offers.append(Improvement("the planner's plan", advice, gain_s))
     worth = [each for each in offers if each.gain_s > LEAST * step_s]
     return tuple(sorted(worth, key=lambda each: -each.gain_s)[:CHANGES])
 

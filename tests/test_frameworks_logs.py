@@ -113,6 +113,10 @@ def test_nemo_and_areal_consoles(tmp_path: Path) -> None:
     )
     log = read_log([tmp_path / "nemo.log"])
     assert (log.framework, log.rl_step_s.tolist(), log.rollout_s[0]) == ("nemo_rl", [240.1, 192.3], 110.2)
+    assert log.mean("response_tokens") is None
+    told = (tmp_path / "nemo.log").read_text().replace("  • Total", "  • Mean Generation Length: 1812.5000\n  • Total")
+    (tmp_path / "long.log").write_text(told)
+    assert read_log([tmp_path / "long.log"]).mean("response_tokens") == 1812.5
     (tmp_path / "areal.log").write_text(
         "Epoch 1/10 Step 1/58 Train step 1/580 done.\n│ timeperf/rollout │ 5.0e+01 │ timeperf/train_step │ 2.5e+01 │\n"
     )

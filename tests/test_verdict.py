@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,3 +147,18 @@ def test_a_plan_of_the_files_own_layouts_says_what_it_sets(script: Path) -> None
     assert words == f"the file's layouts with trainer token_budget {budget} instead of unset"
     assert best_words(best, having("layout", tensor_parallel=(64,), microbatch=(7,))) == layouts
     assert best_words(best, same.model_copy(update={"modes": ("async",)})) == layouts
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_a_log_without_lengths_is_held_against_a_presets_with_a_word(
+    script: Path, stated: bool, tmp_path: Path
+) -> None:
+    """A console of NeMo-RL was "faster than expected" by responses half as long, and nothing said whose those were."""
+    first = audit_config(script, cluster="dgx_h100", plan=False)
+    assert first.predicted is not None
+    values = {"timing_s/step": first.predicted.rl_step_s, "timing_s/gen": 0.6 * first.predicted.rl_step_s}
+    values |= {"response_length/mean": 2000.0} if stated else {}
+    lines = (json.dumps({"step": step, "data": values}) + "\n" for step in range(1, 5))
+    (tmp_path / "run.jsonl").write_text("".join(lines))
+    found = audit_config(script, cluster="dgx_h100", plan=False, log=tmp_path / "run.jsonl")
+    assert any("does not say how long its responses are" in each for each in found.cautions) is not stated

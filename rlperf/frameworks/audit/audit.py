@@ -46,6 +46,7 @@ from rlperf.specs.modes import MODES
 from rlperf.specs.step_log import StepLog
 from rlperf.told import Tell, quiet, within
 from rlperf.units import human_bytes, human_seconds
+from rlperf.workload import PRESETS
 
 if TYPE_CHECKING:
     pass
@@ -132,7 +133,8 @@ def _beside_log(found: Audit, given: Imported, evaluation: Evaluation | None, lo
     if evaluation is None:
         return replace(found, measured=against)
     unlike, told = _other_lengths(evaluation, log, workload), _told(evaluation, log)
-    cautions = tuple(each for each in (*found.cautions, unlike, told) if each)
+    unsaid = _unsaid_lengths(evaluation, log, workload)
+    cautions = tuple(each for each in (*found.cautions, unlike, unsaid, told) if each)
     return replace(found, measured=against, cautions=cautions, unlike=bool(unlike))
 
 
@@ -189,8 +191,19 @@ def _other_lengths(evaluation: Evaluation, log: StepLog, workload: str) -> str:
     tools = "".join(f" ({more:,.0f} with what tools write)" for more in means[1:])
     return (
         f"not alike: responses of the log have {logged:,.0f} tokens in the mean, those predicted with ({workload}) "
-        f"{means[0]:,.0f}{tools}: name a rollout dump of the run (--rollouts) or its lengths (--workload)"
+        f"{means[0]:,.0f}{tools}: {_ITS_OWN}"
     )
+
+
+def _unsaid_lengths(evaluation: Evaluation, log: StepLog, workload: str) -> str:
+    """That nobody knows whether a log's responses are those that were predicted with, a preset's; or empty."""
+    if workload not in PRESETS or log.mean("response_tokens") is not None:
+        return ""
+    mean = evaluation.demand.response_means()[0]
+    return f"the log does not say how long its responses are, those of {workload} are {mean:,.0f} tokens: {_ITS_OWN}"
+
+
+_ITS_OWN = "name a rollout dump of the run (--rollouts) or its lengths (--workload)"
 
 
 def _told(evaluation: Evaluation, log: StepLog) -> str:

@@ -19,6 +19,8 @@ _SLIME = re.compile(r"\bperf (\d+): (\{.*\})\s*$")
 _OPENRLHF = re.compile(r"Global step (\d+): (\{.*\})\s*$")
 _NEMO_STEP = re.compile(r"=+\s*Step (\d+)/\d+")
 _NEMO_LINE = re.compile(r"•\s*([\w/ ]+?):\s*([\d.]+)s\b")
+_NEMO_LENGTH = re.compile(r"•\s*Mean Generation Length:\s*([\d.]+)")
+"""Beside the rewards of an rl_step (recalled): what its other loggers call mean_gen_tokens_per_sample."""
 _AREAL_STEP = re.compile(r"\bEpoch \d+/\d+ Step \d+/\d+ Train step (\d+)", re.IGNORECASE)
 _AREAL_CELL = re.compile(rf"[│|]\s*([\w/]+)\s*[│|]\s*({_NUMBER})\s*(?=[│|])")
 _TRL = re.compile(r"(\{'[^{}]*'epoch': [^{}]*\})\s*$")
@@ -82,6 +84,8 @@ def _blocks(lines: list[str]) -> Iterator[Row]:
             name = nemo[1].strip().replace(" ", "_").lower()
             full = "total_step_time" if name in ("total_step_time", "total") else name
             yield block, {f"timing/train/{full}": float(nemo[2])}
+        elif length := _NEMO_LENGTH.search(line):
+            yield block, {"train/mean_gen_tokens_per_sample": float(length[1])}
         elif cells := _AREAL_CELL.findall(line):
             yield block, numbers(dict(cells))
 

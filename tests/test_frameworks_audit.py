@@ -323,6 +323,25 @@ def test_a_flag_that_is_nothing_by_default_is_left_out(tmp_path: Path) -> None:
     assert repair.words == f"set max-tokens-per-gpu: 20480; leave out {', '.join(flags)}"
 
 
+@pytest.mark.parametrize(("version", "left"), [("0.5", False), ("0.6", False), ("0.7", True), ("0.9", True)])
+def test_engines_have_the_models_length_since_verl_0_7(version: str, left: bool, tmp_path: Path) -> None:
+    """Until 0.6 an unset ``max_model_len`` was prompt + response, and "left at the model's maximum" was said of it."""
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(nest((key, VERL[key]) for key in VERL if not key.endswith("max_model_len"))))
+    found = audit(import_config([file], f"verl=={version}"), cluster="dgx_h100", plan=False, predict=False)
+    assert ("max_model_len" in {each.rule for each in found.findings}) is left
+
+
+def test_what_verl_carries_over_and_a_teacher_without_devices_are_told_of(tmp_path: Path) -> None:
+    """The first was predicted as waiting for all, without a word; the second was "no layout" at no key of verl."""
+    mode, teacher = "trainer.v1.trainer_mode", "distillation.teacher_models.teacher_model."
+    [told] = [each for each in _audit(tmp_path, "verl", {mode: "colocate_async"}).findings if each.key == mode]
+    assert told.rule == "uncounted" and "over_provision" in told.message
+    given = {"distillation.enabled": True, teacher + "model_path": "Qwen/Qwen3-8B", teacher + "num_replicas": 1}
+    errors = [each for each in _audit(tmp_path, "verl", given, "sound").findings if each.severity == "error"]
+    assert [each.key for each in errors] == ["distillation.nnodes"] and "at least one node" in errors[0].message
+
+
 def test_a_key_that_no_file_states_is_not_set_to_what_it_is(tmp_path: Path) -> None:
     """Less recompute was "set enable_gradient_checkpointing: true; leave out recompute_granularity"."""
     file = tmp_path / "run.yaml"

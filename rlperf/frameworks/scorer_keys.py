@@ -398,16 +398,18 @@ def displaced_scorers(
 def misled(framework: str, keys: Mapping[str, Value], scorers: Sequence[ScorerRun]) -> dict[str, tuple[bool, str]]:
     """Keys of a file that state its scorers otherwise than they run: whether it is refused at launch, and why.
 
-    Both by verl's workers/config/distillation.py (0.9.1).
+    By verl's workers/config/distillation.py and trainer/ppo/v1/trainer_base.py:825-842 (0.9.1).
     """
     found: dict[str, tuple[bool, str]] = {}
     for way in SCORER_KEYS.get(framework, ()):
         here = [scorer for scorer in scorers if scorer.kind in way.kinds]
+        count = {name: key for key, name in way.keys.items() if name in ("nodes", "node_devices")}
+        if "nodes" in count and any(one.placement == way.placement == "own" and not one.devices for one in here):
+            found[count["nodes"]] = True, "gives the scorer no devices of its own: at least one node"
         if not here or not any(map(way.is_entry, keys)):
             continue
         why = "is dropped beside entries of other names: give it one, too"
         found |= {key: (False, why) for key in keys if way.entry and key.startswith(way.entry)}
-        count = {name: key for key, name in way.keys.items() if name in ("nodes", "node_devices")}
         stated = [keys[key] for key in count.values() if isinstance(keys.get(key), int)]
         if len(stated) == len(count) and (total := sum(scorer.devices for scorer in here)) != prod(stated):
             words = " x ".join(map(str, stated))

@@ -96,10 +96,10 @@ def audit(
     notes += context.read_as
     predicted, evaluation, cache, failed = _predicted(imported, context)
     unjudged, best = "", None
+    findings += engine_findings(given, cache, context.rollout_hardware.cluster.scale_up_domain)
     if failed is not None:
         notes.append(f"not predicted: {failed}")
         findings += _no_layout(imported, failed, cache, findings)
-    findings += engine_findings(given, cache, context.rollout_hardware.cluster.scale_up_domain)
     lengths = workload or planned_workload(imported) or usual_workload(imported)[0]
     attempt = partial(_attempt, cluster=job.cluster, workload=lengths, folder=folder)
     if predicted is not None and evaluation is not None:

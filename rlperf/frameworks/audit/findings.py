@@ -19,6 +19,7 @@ from rlperf.frameworks.imports import Imported, other_trainers, unstated
 from rlperf.frameworks.run import Run, ref
 from rlperf.plan.answer.plan import Prediction
 from rlperf.sim.rl_step.engine import FEW_LONGEST
+from rlperf.specs.releases import versions_of
 from rlperf.units import human_bytes, with_probability
 
 PHASES = {"rollout": "rollout", "trainer": "training", "critic": "the critic's training"}
@@ -201,7 +202,9 @@ def engine_findings(imported: Imported, cache: Cache | None, domain: int = 0) ->
         level: Severity = "warning" if settable else "hint"
         advice = "expect preemption: raise it, or tensor parallel" + (", or run fewer at once" if settable else "")
         found.append(Finding(level, key, message, advice, "never", imported.where(key), rule="kv_starvation"))
-    if imported.adapter.name == "verl" and run.batch.context_tokens is None:
+    # until 0.6 prompt + response was what it is left at (vllm_rollout_spmd.py:195, async_sglang_server.py:83 of 0.6.1)
+    unset = imported.adapter.name == "verl" and run.batch.context_tokens is None
+    if unset and imported.target.version in versions_of("0.7-", imported.target.table.versions):
         key = key_of(imported, ref("batch.context_tokens"))
         message = "left at the model's maximum: requests may grow past prompt + response, and graphs are sized for it"
         settings = {key: longest}

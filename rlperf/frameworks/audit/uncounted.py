@@ -62,6 +62,8 @@ UNCOUNTED = (
     UncountedKey("verl", _ROLLOUT + "ignore_eos", (True,), "has every response run to its limit"),
     UncountedKey("verl", "trainer.balance_batch", (False,),
                  "leaves ranks with unequal tokens, where they are evened out"),
+    UncountedKey("verl", "trainer.v1.trainer_mode", ("colocate_async",),
+                 "has what did not end go on in the next rl_step (over_provision of a job) where all is waited for"),
     UncountedKey("verl", "algorithm.adv_estimator", ("remax",),
                  "has a greedy answer to every prompt generated after the samples"),
     *(UncountedKey("trl", f"load_in_{bits}bit", (True,),

@@ -420,6 +420,29 @@ def test_an_allocation_without_a_trainer_is_read_as_older_releases_read_it(
     assert "deprecated_allocation" in {one.rule for one in audit(read, plan=False, predict=False).findings}
 
 
+@pytest.mark.parametrize(
+    ("base", "stated", "backend"),
+    [
+        ("grpo_math_8B_megatron", "", "megatron"),
+        ("grpo_math_8B_megatron", "policy.dtensor_cfg.enabled=true", "fsdp2"),
+        ("grpo_math_8B_megatron", "policy.megatron_cfg.enabled=false policy.dtensor_cfg.enabled=true", "fsdp2"),
+        ("grpo_math_8B", "policy.megatron_cfg.enabled=true", "megatron"),
+        ("grpo_math_8B", "", "fsdp2"),
+    ],
+)
+def test_a_base_that_is_named_for_megatron_has_its_trainer(
+    base: str, stated: str, backend: str, tmp_path: Path
+) -> None:
+    """NeMo-RL's ``*_megatron.yaml`` that is not here was read as FSDP, its tensor parallel passed over."""
+    script = tmp_path / "run.sh"
+    keys = f"policy.model_name=Qwen/Qwen3-8B policy.megatron_cfg.tensor_model_parallel_size=4 {stated}"
+    script.write_text(f"uv run examples/run_grpo_math.py --config examples/configs/{base}.yaml {keys}\n")
+    read = import_config([script])
+    trainer = read.run.trainer
+    assert (trainer.backend, trainer.tensor_parallel) == (backend, 4 if backend == "megatron" else 1)
+    assert "one_backend" not in {each.rule for each in audit(read, plan=False, predict=False).findings}
+
+
 def test_a_trainer_without_degrees_has_those_of_the_allocation(tmp_path: Path) -> None:
     """``actor.backend: fsdp`` beside ``allocation_mode``, as AReaL-lite's examples have it, was "not an allocation"."""
     file = tmp_path / "areal.yaml"

@@ -375,3 +375,35 @@ def test_sections_of_yaml_anchors_are_no_unknown_keys(tmp_path: Path) -> None:
     assert {each.key for each in import_config([file], "nemo_rl").unknown} == {
         "mine.model", "mine.lengths", "policy.strange"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "gpus"),
+    [
+        ("#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\n", "SLURM_NNODES", "SLURM_GPUS_PER_NODE"),
+        ("#SBATCH -N 4\n#SBATCH --gres=gpu:8\n", "SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE"),
+    ],
+)
+def test_what_a_script_asks_slurm_for_is_what_it_is_started_with(
+    asked: str, nodes: str, gpus: str, tmp_path: Path
+) -> None:
+    """verl's own script for Slurm has its nodes and GPUs from it: "which only the shell knows"."""
+    script = tmp_path / "run.slurm.sh"
+    keys = "actor_rollout_ref.model.path=Qwen/Qwen3-8B algorithm.adv_estimator=grpo actor_rollout_ref.rollout.name=vllm"
+    launch = f"srun python3 -m verl.trainer.main_ppo {keys} trainer.nnodes=${nodes} trainer.n_gpus_per_node=${{{gpus}}}"
+    script.write_text(f"#!/bin/bash\n{asked}{launch}\n")
+    run = import_config([script]).run
+    assert (run.nodes, run.devices) == (4, 32)
+    assert import_config([script, f"{nodes}=2"]).run.devices == 16
+    script.write_text(script.read_text().replace("#SBATCH", "# SBATCH"))
+    with pytest.raises(SpecError, match=f"{nodes}}}, which only the shell knows"):
+        import_config([script])
+
+
+def test_a_module_of_deepspeeds_launcher_is_the_program(tmp_path: Path) -> None:
+    """``module`` was "an unknown key, OpenRLHF refuses it"."""
+    script = tmp_path / "run.sh"
+    flags = "--actor.model_name_or_path Qwen/Qwen3-8B --actor.num_gpus_per_node 8 --rollout.batch_size 64"
+    script.write_text(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_ppo_ray {flags}\n")
+    source = read_source([script])
+    assert source.entry == "openrlhf.cli.train_ppo_ray" and "module" not in source.keys and len(source.keys) == 3

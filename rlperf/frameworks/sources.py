@@ -361,7 +361,7 @@ def _read_accelerate(name: str, path: Path, gathered: _Gathered, *, named: bool 
 def _is_value(words: Sequence[Word], index: int) -> bool:
     """Whether a word that looks like a program is the value of a flag, as in ``--reward.remote_url reward.py``."""
     before = words[index - 1].text if index else ""
-    return before.startswith("--") and len(before) > 2 and not switch(before)
+    return before.startswith("--") and before not in ("--", "--module") and not switch(before)
 
 
 def _read_words(words: Sequence[Word], path: Path, gathered: _Gathered) -> None:

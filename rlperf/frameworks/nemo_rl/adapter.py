@@ -274,8 +274,7 @@ class NemoRl:
     def target(self, source: Source, version: str | None) -> Target:
         """Megatron where it is switched on."""
         table = key_table(self.name)
-        enabled = source.keys.get(G + "enabled") is True
-        return Target(table, table.version(version), "megatron" if enabled else "fsdp2")
+        return Target(table, table.version(version), "megatron" if _on_megatron(source) else "fsdp2")
 
     def read(self, source: Source, target: Target) -> tuple[Run, frozenset[str]]:
         """Neutral values of the keys over the defaults of the parent config."""
@@ -283,7 +282,8 @@ class NemoRl:
         for key in sections(flat) & set(source.keys):
             for old in [name for name in flat if name.startswith(key + ".")]:
                 del flat[old]
-        flat = resolve({**flat, **_beside_base(source), **source.keys})
+        alone = {D + "enabled": False, G + "enabled": True} if _absent(source) and _on_megatron(source) else {}
+        flat = resolve({**flat, **alone, **source.keys})
         engine = RolloutRun(backend=flat.get(P + "generation.backend"))
         start = Run(trainer=TrainerRun(backend=target.backend), rollout=engine)
         run, used = read_fields(fields_of(start), flat, target, start)
@@ -360,11 +360,11 @@ def _absent(source: Source) -> tuple[str, ...]:
     return tuple(base for base in source.bases if base != _PARENT)
 
 
-def _beside_base(source: Source) -> Flat:
-    """What follows where a base is not here: one trainer alone is on."""
-    if _absent(source) and source.keys.get(G + "enabled") is True:
-        return {D + "enabled": False}
-    return {}
+def _on_megatron(source: Source) -> bool:
+    """Whether Megatron trains: as is stated, or as a base that is not here is named (``grpo_math_8B_megatron``)."""
+    ours, theirs = (source.keys.get(section + "enabled") for section in (G, D))
+    named = theirs is not True and any("megatron" in base for base in _absent(source))
+    return named if ours is None else ours is True
 
 
 def _read_mode(run: Run, flat: Flat, absent: Sequence[str]) -> Run:

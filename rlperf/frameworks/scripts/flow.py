@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
+from rlperf.frameworks.scripts.manifest import allotted
 from rlperf.frameworks.scripts.shell import (
     ARGUMENTS,
     Command,
@@ -86,7 +87,7 @@ def run(text: str, given: Mapping[str, str] | None = None) -> Ran:
     >>> run(script).commands[0].words[-1].asks
     ('line 1: case $1 has the branches small, *',)
     """
-    known = dict.fromkeys(_RANKS, "0") | dict(given or {})
+    known = dict.fromkeys(_RANKS, "0") | allotted(text) | dict(given or {})
     flow = _Flow(Shell(scalars=known, given=given or {}), documents=here_documents(text))
     flow.block(_parsed(text))
     return flow.ran

@@ -86,3 +86,22 @@ def _variables(data: Value) -> Iterator[tuple[str, str]]:
                 yield from ((str(key), str(value)) for key, value in item.items() if value is not None)
             else:
                 yield from _variables(item)
+
+
+_ASKED = re.compile(
+    r"^#SBATCH\s+(?:--(nodes|gpus-per-node|gres|ntasks-per-node)[=\s]\s*(?:gpu:)?|-(N)\s*)(\d+)\s*$", re.MULTILINE
+)
+_SET = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"), "gres": ("SLURM_GPUS_ON_NODE",),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+}  # fmt: skip
+
+
+def allotted(text: str) -> dict[str, str]:
+    """Variables that Slurm sets for a script by what its ``#SBATCH`` lines ask for (sbatch(1), output environment).
+
+    >>> allotted("#SBATCH --nodes=2\\n#SBATCH --gres=gpu:8\\n#SBATCH --mem=64")
+    {'SLURM_NNODES': '2', 'SLURM_JOB_NUM_NODES': '2', 'SLURM_GPUS_ON_NODE': '8'}
+    """
+    return {name: match[3] for match in _ASKED.finditer(text) for name in _SET[match[1] or match[2]]}

@@ -179,6 +179,26 @@ def test_a_program_that_asks_the_environment_has_its_defaults_and_what_is_said(t
     }  # fmt: skip
 
 
+def test_a_program_that_sets_its_configuration_afterwards_or_by_a_dictionary_is_read(tmp_path: Path) -> None:
+    """``args.max_completion_length = 4096`` behind ``args = GRPOConfig(...)``, and ``**cfg``, were passed over."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "cfg = {'num_generations': 4, 'bf16': True}\n"
+        "def main():\n"
+        "    args = GRPOConfig(output_dir='x', max_prompt_length=256, seed=1, **cfg, **dict(beta=0.1), **more)\n"
+        "    args.max_completion_length = 4 * 1024\n    args.seed = 2\n    other.use_vllm = True\n"
+        "    if large:\n        args.max_prompt_length = 2048\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    read = read_source([program])
+    assert read.keys == {
+        "output_dir": "x", "num_generations": 4, "bf16": True, "beta": 0.1, "max_completion_length": 4096, "seed": 2
+    }  # fmt: skip
+    assert read.worked_out == {"max_prompt_length": f"{program}:8"}
+    program.write_text("args = GRPOConfig()\nif __name__ == '__main__':\n    args.num_generations = 16\n")
+    assert read_source([program]).keys == {"num_generations": 16}
+
+
 @pytest.mark.parametrize("reference", ["$MODEL", "${MODEL}", "${MODEL:?set MODEL first}"])
 def test_a_model_that_only_the_environment_names_is_asked_for(reference: str, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"

@@ -70,7 +70,7 @@ def test_a_configuration_of_accelerate_that_is_not_here_is_known_by_its_name_or_
     """ZeRO-3 was taken whatever was named, without a word; ``--accelerate_config`` was "refused" as an unknown key."""
     keys = "--model_name_or_path Qwen/Qwen3-1.7B --num_generations 8 --use_vllm true --vllm_mode colocate"
     (tmp_path / "cli.sh").write_text(f"trl grpo --accelerate_config {named} --num_processes 4 {keys}\n")
-    (tmp_path / "run.sh").write_text(f"accelerate launch --num_processes 4 --config_file {named} grpo.py {keys}\n")
+    (tmp_path / "run.sh").write_text(f"accelerate launch --num_processes 4 --config-file={named} grpo.py {keys}\n")
     stated = {"model_name_or_path": "Qwen/Qwen3-1.7B", "num_generations": 8, "use_vllm": True}
     launched = {"accelerate_config": named, "num_processes": 4}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**launched, **stated}))

@@ -341,7 +341,7 @@ def _read_launcher(words: Sequence[str], path: Path, gathered: _Gathered) -> Non
     """``--num_processes 8`` and its like, wherever they stand on the line, over what accelerate's config says."""
     for word, after in pairwise([*words, ""]):
         name, equals, inline = word.partition("=")
-        if name.removeprefix("--") in ACCELERATE and name.startswith("--"):
+        if name.startswith("--") and name[2:].replace("-", "_") in ACCELERATE:
             _read_accelerate(inline if equals else after, path, gathered, named=True)
     gathered.launcher |= counts(words)
 

@@ -51,7 +51,8 @@ def read_python(text: str, file: str, environment: Mapping[str, str] | None = No
     found, calls = PythonKeys(), [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in calls:
         if _called(call) == CONFIGURATION:
-            _take(found, {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}, names)
+            _take(found, _keywords(call, names), names)
+    _set_afterwards(found, tree, names)
     if not found.keys:
         made = any(_called(call) == CONFIGURATION for call in calls)
         what = f"states no value in its {CONFIGURATION}" if made else f"makes no {CONFIGURATION}"
@@ -101,6 +102,45 @@ def _take(found: PythonKeys, given: Mapping[str, ast.expr], names: Mapping[str, 
             found.keys[key] = (_value(node, names), node.lineno)
         except ValueError:
             found.worked_out[key] = node.lineno
+
+
+def _keywords(call: ast.Call, names: Mapping[str, ast.expr]) -> dict[str, ast.expr]:
+    """What a call is given by name, also by ``**`` of a dictionary that stands in the program."""
+    given: dict[str, ast.expr] = {}
+    for keyword in call.keywords:
+        if keyword.arg:
+            given[keyword.arg] = keyword.value
+            continue
+        made = names.get(keyword.value.id, keyword.value) if isinstance(keyword.value, ast.Name) else keyword.value
+        if isinstance(made, ast.Dict):
+            pairs = zip(made.keys, made.values, strict=True)
+            given |= {
+                key.value: each for key, each in pairs if isinstance(key, ast.Constant) and type(key.value) is str
+            }
+        elif isinstance(made, ast.Call) and _called(made) == "dict":
+            given |= {each.arg: each.value for each in made.keywords if each.arg}
+    return given
+
+
+def _set_afterwards(found: PythonKeys, tree: ast.Module, names: Mapping[str, ast.expr]) -> None:
+    """``args.num_generations = 16`` behind ``args = GRPOConfig(...)``; in a branch nobody knows whether it is."""
+    made = {name for name, value in names.items() if isinstance(value, ast.Call) and _called(value) == CONFIGURATION}
+    branches = (ast.If, ast.For, ast.While, ast.Try)
+    inside = {id(node) for branch in ast.walk(tree) if isinstance(branch, branches) and not _is_main(branch)
+              for node in ast.walk(branch)}  # fmt: skip
+    for node in (each for each in ast.walk(tree) if isinstance(each, ast.Assign)):
+        for target in node.targets:
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id in made:
+                found.keys.pop(target.attr, None)
+                if id(node) in inside:
+                    found.worked_out[target.attr] = node.lineno
+                else:
+                    _take(found, {target.attr: node.value}, names)
+
+
+def _is_main(branch: ast.stmt) -> bool:
+    """``if __name__ == "__main__":``, under which a program runs as a whole."""
+    return isinstance(branch, ast.If) and ast.unparse(branch.test).startswith("__name__ ==")
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:

@@ -247,6 +247,20 @@ def test_numbers_that_only_the_shell_knows_are_named(said: str, hint: str, more:
     assert import_config([script, *named]).run.devices == 32
 
 
+def test_values_of_another_type_are_named_with_their_keys(tmp_path: Path) -> None:
+    """They were "a value has the wrong type for verl: invalid literal for int() with base 10: 'all'", of no key."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "data: {train_batch_size: 64}\nactor_rollout_ref: {model: {path: Qwen/Qwen3-8B}, rollout: {n: [8]}}\n"
+        "trainer: {nnodes: all}\n"
+    )
+    with pytest.raises(SpecError) as found:
+        import_config([file], "verl")
+    assert [(each.message, each.line) for each in found.value.problems] == [
+        ("actor_rollout_ref.rollout.n: [8] is not a number", 2), ("trainer.nnodes: 'all' is not a number", 3)
+    ]  # fmt: skip
+
+
 def test_a_launch_script_given_for_a_log_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(f"{LAUNCH}\n")

@@ -124,7 +124,7 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, SpecError):
             raise
-        if asked := _asked_of_the_shell(source, target):
+        if asked := _asked_of_the_shell(source, target) or _of_another_type(source, target):
             raise SpecError(asked) from error
         none = isinstance(error, ZeroDivisionError)
         wrong = "is 0 where others are divided by it" if none else f"has the wrong type for {adapter.title}: {error}"
@@ -150,6 +150,13 @@ def _asked_of_the_shell(source: Source, target: Target) -> list[Problem]:
             hint = f"say {unset[1]}=VALUE behind the file, or {hint}" if unset[1] else hint
             found.append(Problem(f"{key} is {value}, which only the shell knows", file, line, hint))
     return found
+
+
+def _of_another_type(source: Source, target: Target) -> list[Problem]:
+    """Keys that hold what they do not take, where nothing could be made of it."""
+    said = {illegal.key: illegal.suggestion for illegal in check_keys(source, target)[1]}
+    places = {key: source.lines.get(key, ("", None)) for key in said}
+    return [Problem(f"{key}: {why}", *places[key]) for key, why in said.items()]
 
 
 def _rolls_out(source: Source, file: str) -> None:

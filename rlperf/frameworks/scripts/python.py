@@ -126,13 +126,13 @@ def _set_afterwards(found: PythonKeys, tree: ast.Module, names: Mapping[str, ast
     """``args.num_generations = 16`` behind ``args = GRPOConfig(...)``; in a branch nobody knows whether it is."""
     made = {name for name, value in names.items() if isinstance(value, ast.Call) and _called(value) == CONFIGURATION}
     branches = (ast.If, ast.For, ast.While, ast.Try)
-    inside = {id(node) for branch in ast.walk(tree) if isinstance(branch, branches) and not _is_main(branch)
+    inside = {node for branch in ast.walk(tree) if isinstance(branch, branches) and not _is_main(branch)
               for node in ast.walk(branch)}  # fmt: skip
     for node in (each for each in ast.walk(tree) if isinstance(each, ast.Assign)):
         for target in node.targets:
             if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id in made:
                 found.keys.pop(target.attr, None)
-                if id(node) in inside:
+                if node in inside:
                     found.worked_out[target.attr] = node.lineno
                 else:
                     _take(found, {target.attr: node.value}, names)

@@ -80,11 +80,11 @@ def test_layers_without_a_term_are_refused(tmp_path: Path) -> None:
         ("h100_sxm", ENGINE, LLAMA, 1, "embedding", "tokens", 64, 3),
         ("h100_sxm", ENGINE, experts, 1, "act_fn", "tokens", 64, 3),
         ("h100_sxm", ENGINE, LLAMA, 1, "o_prj", "tokens", 64, 3),
-        ("rtx_3090", ENGINE, LLAMA, 1, "o_proj", "tokens", 64, 3),
+        ("rtx_2080", ENGINE, LLAMA, 1, "o_proj", "tokens", 64, 3),
     ])  # fmt: skip
     assert not report.predictions
     said = "; ".join(report.refused)
-    assert all(word in said for word in ("no embedding", "routed experts", "'o_prj'", "no device named 'rtx_3090'"))
+    assert all(word in said for word in ("no embedding", "routed experts", "'o_prj'", "no device named 'rtx_2080'"))
 
 
 def test_losses_move_their_bytes_per_logit(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_cells_that_are_no_numbers_refuse_their_row_alone(tmp_path: Path) -> Non
 
 def test_given_tables_are_predicted(measured_data: Path) -> None:
     layers = validate_file(measured_data / "kernels" / "layer_ops.csv", "kernels")
-    assert layers.rows == 778 and layers.predicted == 646
+    assert layers.rows == 778 and layers.predicted == 701
     products = [one for one in layers.predictions if one.group in ("down_proj, engine", "gate_up_proj, engine")]
     off = [abs(one.predicted / one.measured - 1.0) for one in products]
     assert len(off) == 88 and np.median(off) < 0.06

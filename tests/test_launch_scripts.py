@@ -261,17 +261,6 @@ def test_values_of_another_type_are_named_with_their_keys(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_a_value_that_nothing_can_be_made_of_is_named_where_no_type_is_known(tmp_path: Path) -> None:
-    """Of slime's flags no types are listed: "invalid literal for int() with base 10: 'auto'" was all that was said."""
-    script = tmp_path / "run.sh"
-    flags = "--hf-checkpoint /ckpt/Qwen3-8B --rollout-batch-size 32 --n-samples-per-prompt 8 --num-rollout 9"
-    script.write_text(f"python3 train.py {flags} \\\n --actor-num-nodes 1 --actor-num-gpus-per-node auto --colocate\n")
-    with pytest.raises(SpecError) as found:
-        import_config([script], "slime")
-    [problem] = found.value.problems
-    assert problem.message.startswith("actor-num-gpus-per-node: 'auto' is of another type") and problem.line == 2
-
-
 def test_a_launch_script_given_for_a_log_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(f"{LAUNCH}\n")

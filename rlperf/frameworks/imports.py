@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -125,7 +124,7 @@ def understand(source: Source, framework: str | None = None, file: str = "") -> 
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, SpecError):
             raise
-        if asked := _asked_of_the_shell(source, target) or _of_another_type(adapter, source, target):
+        if asked := _asked_of_the_shell(source, target) or _of_another_type(source, target):
             raise SpecError(asked) from error
         none = isinstance(error, ZeroDivisionError)
         wrong = "is 0 where others are divided by it" if none else f"has the wrong type for {adapter.title}: {error}"
@@ -153,15 +152,11 @@ def _asked_of_the_shell(source: Source, target: Target) -> list[Problem]:
     return found
 
 
-def _of_another_type(adapter: Adapter, source: Source, target: Target) -> list[Problem]:
-    """Keys that hold what they do not take; where no type is known, the one that a 1 in its place lets all be read."""
+def _of_another_type(source: Source, target: Target) -> list[Problem]:
+    """Keys that hold what they do not take, where nothing could be made of it."""
     said = {illegal.key: illegal.suggestion for illegal in check_keys(source, target)[1]}
-    for key in () if said else source.keys:
-        with suppress(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, SpecError):
-            read_run(adapter, replace(source, keys={**source.keys, key: 1}), target)
-            said[key] = f"{source.keys[key]!r} is of another type than it takes"
-            break
-    return [Problem(f"{key}: {why}", *source.lines.get(key, ("", None))) for key, why in said.items()]
+    places = {key: source.lines.get(key, ("", None)) for key in said}
+    return [Problem(f"{key}: {why}", *places[key]) for key, why in said.items()]
 
 
 def _rolls_out(source: Source, file: str) -> None:

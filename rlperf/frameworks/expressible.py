@@ -162,20 +162,19 @@ def _refilling(job: Job, facts: FrameworkFacts) -> Job:
     Where nothing is dropped, no more than what is trained on is rolled out.
     """
     if facts.refills == "none" and job.algorithm == "dapo":
-        kept = (
-            task.model_copy(update={"generated_prompts": task.prompts_per_step[0]})
-            if task.generated_prompts is None and len(task.prompts_per_step) == 1
-            else task
-            for task in job.tasks
-        )
-        return job.model_copy(update={"tasks": tuple(kept)})
+        return _of_its_prompts(job, "generated_prompts")
     mixed = job.sharing == "mixed" and len(job.tasks) > 1  # whose generation batches are of several tasks
     ahead = any(MODES[mode].runs_ahead for mode in job.modes)
     if facts.refills != "batches" or job.algorithm != "dapo" or ahead or mixed:
         return job
+    return _of_its_prompts(job, "generation_batch")
+
+
+def _of_its_prompts(job: Job, name: str) -> Job:
+    """The job whose tasks of one batch size have it for a field that they leave open, too."""
     tasks = (
-        task.model_copy(update={"generation_batch": task.prompts_per_step[0]})
-        if task.generation_batch is None and len(task.prompts_per_step) == 1
+        task.model_copy(update={name: task.prompts_per_step[0]})
+        if getattr(task, name) is None and len(task.prompts_per_step) == 1
         else task
         for task in job.tasks
     )

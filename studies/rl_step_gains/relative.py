@@ -18,6 +18,7 @@ import numpy as np
 from rlperf.calibrate.rl_step.assumed_lengths import AssumedLengths
 from rlperf.calibrate.rl_step.predict import predict_step
 from rlperf.calibrate.rl_step.rows import read_row
+from rlperf.layout import FloatArray
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("RLPERF_DATA", ROOT.parent / "shared" / "data")) / "measured" / "rl_step_relative.csv"
@@ -71,16 +72,17 @@ def measured_s(row: dict[str, str]) -> float:
     return sum(float(row[f"measured_{name}"] or 0.0) for name in ("rollout_s", "scoring_s", "train_s"))
 
 
-def ratios(pair: Pair, rows: dict[str, dict[str, str]]) -> list[float]:
+def ratios(pair: Pair, rows: dict[str, dict[str, str]]) -> FloatArray:
+    """Computed ratios [engines with CUDA graphs, and eager where that is open; lengths]."""
     slow, fast = completed(rows[pair.slow], ()), completed(rows[pair.fast], pair.fast_changes)
     # verl's engine ran eager by default before 0.6, and the one script of these tables that is known sets it
     engines = ("1", "0") if slow["group"] == "verl" else ("1",)
     found = []
-    for mean, law, graph in product(pair.means, LAWS, engines):
+    for graph, mean, law in product(engines, pair.means, LAWS):
         open_cells = {"osl_mean": str(mean), "cuda_graph": graph}
         steps = [predict_step(read_row(row | open_cells), law).rl_step_s for row in (slow, fast)]
         found.append(steps[0] / steps[1])
-    return found
+    return np.array(found).reshape(len(engines), -1)
 
 
 def main() -> None:
@@ -88,13 +90,15 @@ def main() -> None:
         rows = {row["row_id"]: row for row in csv.DictReader(stream)}
     right = 0
     for pair in PAIRS:
-        found = np.array(ratios(pair, rows))
+        found = ratios(pair, rows)
         published = measured_s(rows[pair.slow]) / measured_s(rows[pair.fast])
         right += (np.median(found) > 1.0) == (published > 1.0)
         inside = found.min() <= published <= found.max()
+        apart = ", ".join(f"{np.median(ratio):.2f}" for ratio in found) if len(found) > 1 else ""
         print(
             f"{pair.what:55s} published {published:.2f}  computed {np.median(found):.2f} "
             f"({found.min():.2f}..{found.max():.2f})  {'inside' if inside else 'outside'}"
+            + (f"  with graphs, eager: {apart}" if apart else "")
         )
     print(f"{right} of {len(PAIRS)} in the right order")
 

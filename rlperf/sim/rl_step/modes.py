@@ -95,13 +95,13 @@ def step_seconds(execution: Execution, stages: StageSeconds) -> FloatArray:
 
     and E on top where rollout and training share devices.
 
-    p is what a weight sync takes from an engine: swap/i where weights are taken in flight, Y/i where not; beside it
-    recompute/i where running requests are interrupted, and (R - R_s)/i where neither: nothing new starts until they
-    have ended, so every i-th batch ends with its own tail. h is p without that tail, and without Y where engines drain:
-    what each of the k syncs during a batch's rollout holds it up. The third term is latency: at most
-    k + 1 batches are under way between the start of their rollout and the end of their training. Where groups are
-    counted, that many groups are: each for its own R_g, half a period until a batch of them is there, and the rest:
-    (k + 1) P = R_g + P/2 + Q + k h + W + Y/i, from which R_b = R_g + P/2. Means of stages go in;
+    p is what a weight sync takes from an engine: swap/i where weights are taken in flight, Y/i where not or where
+    running requests are interrupted; beside it recompute/i where they are, and (R - R_s)/i where neither: nothing
+    new starts until they have ended, so every i-th batch ends with its own tail. h is p without that tail, and
+    without Y where engines drain: what each of the k syncs during a batch's rollout holds it up. The third term is
+    latency: at most k + 1 batches are under way between the start of their rollout and the end of their training.
+    Where groups are counted, that many groups are: each for its own R_g, half a period until a batch of them is
+    there, and the rest: (k + 1) P = R_g + P/2 + Q + k h + W + Y/i, from which R_b = R_g + P/2. Means of stages go in;
     `asynchronous.simulate` has the effect of their fluctuation. No more batches pass a scorer than it takes.
 
     Parameters
@@ -188,10 +188,11 @@ def sync_pauses(execution: Execution, stages: StageSeconds) -> tuple[FloatArray,
     f = as_float
     interval = np.maximum(f(execution.sync_interval), 1.0)
     sync = f(stages.weight_sync_s) / interval
-    in_flight, interrupt = execution.in_flight, f(execution.interrupt)
-    held = (in_flight * f(stages.swap_s) + interrupt * f(stages.recompute_s)) / interval
+    interrupt = f(execution.interrupt)
+    runs_on = execution.in_flight * (1.0 - interrupt)  # requests that are interrupted wait for all of the weights
+    held = (runs_on * f(stages.swap_s) + interrupt * f(stages.recompute_s)) / interval
     tail = drained_s(execution, stages)
-    return sync, held + tail + (1.0 - in_flight) * sync, held + (1.0 - in_flight) * interrupt * sync
+    return sync, held + tail + (1.0 - runs_on) * sync, held + interrupt * sync
 
 
 def latency_s(execution: Execution, stages: StageSeconds, lag: npt.ArrayLike, grouped: npt.ArrayLike) -> FloatArray:

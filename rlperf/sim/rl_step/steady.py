@@ -68,10 +68,10 @@ def steady_run(
     else:
         slots, engines = most, Agents.of(rl_steps, cost, limits)
     update: Update = "in_flight" if framework.in_flight_updates else "drain"
-    # an engine that does not take weights in flight stands still for the whole of a sync
-    swap_s = float((stages.swap_s if framework.in_flight_updates else stages.weight_sync_s).mean())
     if framework.partial_rollout:
         update = "interrupt"
+    # an engine that does not take weights in flight, or is interrupted for them, stands still for the whole of a sync
+    swap_s = float((stages.swap_s if update == "in_flight" else stages.weight_sync_s).mean())
     return AsyncRun(
         response_tokens=lengths,
         batch=batch,

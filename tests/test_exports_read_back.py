@@ -56,13 +56,24 @@ def test_trl_drops_no_groups(tmp_path: Path) -> None:
     assert "rolled out" not in (tmp_path / "out/config.yaml").read_text()
 
 
-EAGLE = {"role": "rollout", "settings": {"speculation": ["eagle3:3"], "draft_acceptance": 0.7}}
+def _drafts(word: str) -> Fields:
+    return {"pools": [{"role": "rollout", "settings": {"speculation": [word], "draft_acceptance": 0.7}}]}
 
 
-@pytest.mark.parametrize("framework", ["verl", "nemo_rl", "slime", "miles", "skyrl"])
-def test_accepted_drafts_stand_in_the_header(framework: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("framework", "model", "fields"),
+    [
+        ("verl", "Qwen3-8B", {**_drafts("eagle3:3"), "modes": ["one_step_off"], "limits": {"staleness": 1}}),
+        ("verl", "MiMo-7B-RL", _drafts("mtp:1")),
+        ("nemo_rl", "Qwen3-8B", _drafts("eagle3:3")),
+        ("slime", "Qwen3-8B", _drafts("eagle3:3")),
+        ("miles", "Qwen3-8B", _drafts("eagle3:3")),
+        ("skyrl", "MiMo-7B-RL", _drafts("mtp:1")),
+    ],
+)
+def test_accepted_drafts_stand_in_the_header(framework: str, model: str, fields: Fields, tmp_path: Path) -> None:
     """No engine has a key for what it accepts: a stated share went back to that of measured models."""
-    _held(rlperf.plan_job(_job(framework, "Qwen3-8B", {}, {"pools": [EAGLE]})), tmp_path / "out")
+    _held(rlperf.plan_job(_job(framework, model, {}, fields)), tmp_path / "out")
 
 
 @pytest.mark.parametrize("framework", ["nemo_rl", "areal", "skyrl"])

@@ -24,7 +24,7 @@ from rlperf.cost.operators import recording_s
 from rlperf.cost.parameters import parameters
 from rlperf.cost.replica import Replica
 from rlperf.cost.speculation import DRAFT_KERNELS, VERIFY_KERNELS, draft_head, draft_memory, speculating
-from rlperf.errors import ExportError, SpecError
+from rlperf.errors import ExportError, InfeasibleError, SpecError
 from rlperf.frameworks.adapter import Source, framework_facts
 from rlperf.frameworks.drafting import drafting_of
 from rlperf.frameworks.expressible import as_framework_runs, precision_words, unsayable
@@ -43,6 +43,7 @@ from rlperf.sim.rollout.trajectories import Trajectories
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.hardware import load_hardware
 from rlperf.specs.job import Job
+from rlperf.specs.modes import Mode
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.speculation import DraftSetting, tokens_per_step
 from rlperf.specs.speculation_calibration import Yield, load_speculation
@@ -304,18 +305,18 @@ def test_published_gains_of_serving_follow_from_the_accepted_length(
 # -- jobs and plans -----------------------------------------------------------------------------------------------
 
 
-def job(speculation: Any, model: str = "Qwen3-8B", **settings: Any) -> Job:
+def job(speculation: Any, model: str = "Qwen3-8B", framework: str = "verl", **settings: Any) -> Job:
     task = {"name": "math", "workload": "math", "prompts_per_step": 32, "group_size": 8, "max_response_tokens": 4096}
     narrow = {"speculation": speculation, "max_running": [64], "memory_fraction": [0.8], **settings}
     pool = {"role": "rollout", "layout": {"tensor_parallel": [1, 2]}, "settings": narrow}
-    asked = {"architecture": model, "cluster": "dgx_h100", "nodes": 1, "framework": "verl", "tasks": [task],
+    asked = {"architecture": model, "cluster": "dgx_h100", "nodes": 1, "framework": framework, "tasks": [task],
              "modes": ["colocated"], "trainer_backends": ["fsdp2"]}  # fmt: skip
     return Job.model_validate({**asked, "pools": [pool]})
 
 
 @cache
 def planned(*words: str) -> Plan:
-    return rlperf.plan_job(job(list(words)))
+    return rlperf.plan_job(job(list(words), framework="nemo_rl"))
 
 
 def step_s(*words: str) -> float:
@@ -458,18 +459,65 @@ def test_a_switching_number_is_no_key_of_any_framework() -> None:
 def test_a_switching_number_is_refused_before_a_plan_and_left_out_of_several(framework: str) -> None:
     """It was planned, and then no file could be written: the plan was lost."""
     facts = framework_facts(framework)
-    asked = job("eagle3:0-3").model_copy(update={"framework": framework})
+    asked = job("mtp:0-3").model_copy(update={"framework": framework})
     (problem,) = (one for one in unsayable(asked, facts) if "speculation" in one.message)
-    assert "no key for rollout.speculation (eagle3:0-3)" in problem.message
+    assert "no key for rollout.speculation (mtp:0-3)" in problem.message
     several = Job.model_validate(
         {
             **asked.stated(),
-            "pools": [{"role": "rollout", "settings": {"speculation": ["none", "eagle3:2", "eagle3:0-3"]}}],
+            "pools": [{"role": "rollout", "settings": {"speculation": ["none", "mtp:2", "mtp:0-3"]}}],
         }
     )
     taken = as_framework_runs(several, facts)
-    assert taken.pool("rollout").settings.speculation == ("none", "eagle3:2")
-    assert f"speculation eagle3:0-3: not planned, as {framework} has no key for it" in precision_words(several, taken)
+    assert taken.pool("rollout").settings.speculation == ("none", "mtp:2")
+    assert f"speculation mtp:0-3: not planned, as {framework} has no key for it" in precision_words(several, taken)
+
+
+def _emitted(word: str, *, mode: Mode = "colocated", backend: str = "fsdp2") -> dict[str, Any]:
+    """Keys of verl's file for engines of vLLM that draft."""
+    version = key_table("verl").versions[-1]
+    run = Run(
+        architecture="MiMo-7B-RL", devices=16, mode=mode, staleness=1,
+        trainer=TrainerRun(backend=backend, devices=8, token_budget=8192),
+        rollout=RolloutRun(backend="vllm", devices=8, speculation=word),
+        batch=BatchFacts(prompts_per_step=32, group_size=8, max_prompt_tokens=1024, max_response_tokens=4096),
+    ).completed()  # fmt: skip
+    emission = adapter_of("verl").emit(run, Target(key_table("verl"), version, backend))
+    return {each.key.removeprefix("actor_rollout_ref.rollout."): each.value for each in emission.settings}
+
+
+def test_verl_loads_what_drafts_where_no_weight_sync_brings_it() -> None:
+    """Its engines start from random weights: heads drafted noise, and apart engines lost them at the first sync."""
+    head = _emitted("eagle3:3", mode="async")
+    assert (head["load_format"], head["free_cache_engine"]) == ("auto", False)
+    assert _emitted("mtp:2")["load_format"] == "auto", "FSDP's model has no such layer"
+    assert "load_format" not in _emitted("mtp:2", backend="megatron").keys() | _emitted("ngram:2").keys()
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"framework": "verl"}, "engines that sleep drop the weights of a draft head"),
+        ({"framework": "verl", "model": "MiMo-7B-RL", "speculation": "mtp:1", "draft_training": True}, "trains nothing"),
+        ({"framework": "slime", "draft_training": True}, "enable-mtp-training trains the model's own layer"),
+        ({"framework": "skyrl", "model": "MiMo-7B-RL", "speculation": "mtp:1"}, "no layer that drafts"),
+    ],
+)
+def test_a_head_that_would_not_draft_is_no_plan(asked: dict[str, Any], says: str) -> None:
+    """verl's engines keep none over their sleep, slime's trainer trains none, SkyRL's FSDP model has none."""
+    mine = job(**{"speculation": "eagle3:3", **asked})
+    trainers = () if asked["framework"] == "slime" else mine.trainer_backends
+    with pytest.raises(InfeasibleError, match=says):
+        rlperf.plan_job(mine.model_copy(update={"trainer_backends": trainers, "engine": ENGINES[mine.framework]}))
+
+
+ENGINES = {"verl": "vllm", "slime": "sglang", "skyrl": "vllm"}
+
+
+def test_skyrl_drafts_by_the_model_alone() -> None:
+    """0.4 refuses every other method at launch; before, its weight sync loaded the policy into the head."""
+    (problem,) = unsayable(job("eagle3:3", framework="skyrl"), framework_facts("skyrl"))
+    assert "skyrl 0.4 has no key for rollout.speculation (eagle3:3)" in problem.message
 
 
 @pytest.mark.parametrize("framework", ["areal", "openrlhf", "trl"])

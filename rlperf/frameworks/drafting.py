@@ -15,10 +15,15 @@ from rlperf.frameworks.run import Run
 from rlperf.specs.engine_calibration import load_engine_calibration
 from rlperf.specs.speculation import MOST_DRAFTS, NONE, DraftSetting, Method
 
-_COUNTED = frozenset({NONE, *(f"{method}:{count}" for method in get_args(Method) for count in range(MOST_DRAFTS + 1))})
-DRAFTS = Unit(lambda _value, _run: None, lambda value, _run: _drafts(value), takes=_COUNTED)
-"""A pool's word as the number of drafts, which no key has follow the running requests; method and everything beside it
-are the adapter's to write and to read."""
+
+def drafts_by(*methods: Method) -> Unit:
+    """A pool's word as the number of drafts, which no key has follow the running requests; method and everything beside
+    it are the adapter's to write and to read."""
+    words = (f"{method}:{count}" for method in methods for count in range(MOST_DRAFTS + 1))
+    return Unit(lambda _value, _run: None, lambda value, _run: _drafts(value), takes=frozenset({NONE, *words}))
+
+
+DRAFTS = drafts_by(*get_args(Method))
 HEAD = "/ckpt/draft_head"
 _TRAINED = ("mtp.enable_train", "policy.draft.enabled", "enable-mtp-training")
 _SGLANG: Mapping[Method, str] = {"mtp": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}

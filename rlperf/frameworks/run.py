@@ -26,6 +26,7 @@ from rlperf.specs.job import Algorithm
 from rlperf.specs.modes import MODES, Mode, ModeTraits
 from rlperf.specs.pool import LayoutForm, Offload, Recompute, SettingsForm
 from rlperf.specs.rl_calibration import Transport
+from rlperf.specs.speculation import drafting
 
 Value = Any
 
@@ -338,10 +339,9 @@ class Run:
         """Groups for `rlperf.specs.framework.Rule`, with the derived values that rules speak of."""
         run, batch = SimpleNamespace(**vars(self)), SimpleNamespace(**vars(self.batch))
         vars(run).update(vars(self.facts) if self.facts is not None else {})
-        prompts, group, stated = self.batch.prompts_per_step, self.batch.group_size, self.batch.stated_samples
-        if prompts is not None:
-            batch.samples = prompts * group
-            mini = self.batch.mini
+        group, mini, stated = self.batch.group_size, self.batch.mini, self.batch.stated_samples
+        if self.batch.prompts_per_step is not None:
+            batch.samples = self.batch.prompts * group
             # Frameworks that count samples may state a number that is no multiple of the group: rules see it as it is.
             batch.mini_batch_samples = stated if stated and -(-stated // group) == mini else mini * group
         if self.batch.max_prompt_tokens is not None and self.batch.max_response_tokens is not None:
@@ -349,10 +349,10 @@ class Run:
         groups: dict[str, object] = {"run": run, "batch": batch}
         for role, pool in (("trainer", self.trainer), ("rollout", self.rollout)):
             groups[role] = SimpleNamespace(**vars(pool), replica_devices=pool.replica_devices)
+        vars(groups["rollout"]).update(drafting=drafting(self.rollout.speculation))
         if architecture is not None:
             groups["architecture"] = architecture_group(architecture)
-            if self.batch.max_positions:
-                vars(groups["architecture"]).update(max_positions=self.batch.max_positions)
+            vars(groups["architecture"])["max_positions"] = self.batch.max_positions or architecture.max_positions
             vars(groups["trainer"]).update(self._ends(architecture.layers))
         return groups
 

@@ -65,6 +65,16 @@ class DraftSetting:
         return self.fewest != self.most
 
 
+def drafting(word: str | None) -> str:
+    """Who drafts by a pool's word, as rules of frameworks ask: a method, or none.
+
+    >>> drafting("eagle3:3"), drafting("none"), drafting(None)
+    ('eagle3', 'none', 'none')
+    """
+    wanted = DraftSetting.parse(word or NONE)
+    return wanted.method if wanted else NONE
+
+
 SEE_FAR = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm_moe_dsa", "nemotron_h")
 """Families whose multi-token prediction layer was trained on its own drafts, so that it can be applied again:
 Qwen3-Next (several steps), GLM-5 (one layer shared by three steps), Nemotron 3 (shared heads); all recalled."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlperf.errors import ExportError
 from rlperf.frameworks.adapter import Emission, Limitation, Source, node_shape
-from rlperf.frameworks.drafting import DRAFTS, drafting_of, vllm_drafts, with_drafts
+from rlperf.frameworks.drafting import drafting_of, drafts_by, vllm_drafts, with_drafts
 from rlperf.frameworks.engine_arguments import OF_A_RANK, VLLM_DISPATCH
 from rlperf.frameworks.fields import (
     DEEPEP,
@@ -143,7 +143,7 @@ FIELDS: tuple[Field, ...] = (
     field("rollout.rollout_dtype", f"{X}quantization {OLD}engine_init_kwargs.quantization", _QUANTIZED),
     field("rollout.expert_dispatch", f"{X}all2all_backend {OLD}engine_init_kwargs.all2all_backend", VLLM_DISPATCH),
     field("rollout.kv_dtype", f"{X}kv_cache_dtype {OLD}engine_init_kwargs.kv_cache_dtype", _KV),
-    field("rollout.speculation", f"{E}speculative_config.num_speculative_tokens", DRAFTS),
+    field("rollout.speculation", f"{E}speculative_config.num_speculative_tokens", drafts_by("mtp")),
 )  # fmt: skip
 
 

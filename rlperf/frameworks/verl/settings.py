@@ -327,14 +327,22 @@ def entry_of(run: Run, target: Target) -> tuple[str, tuple[str, ...]]:
 
 
 def drafts(run: Run) -> list[Setting]:
-    """Speculative decoding: a model's own layer under ``model.mtp``, other heads as the engine's own arguments."""
+    """Speculative decoding: a model's own layer under ``model.mtp``, other heads as the engine's own arguments.
+
+    Engines start from random weights and wait for the policy's, so what no weight sync brings has to be loaded.
+    """
     wanted = drafting_of(run, "verl")
     if wanted is None:
         return []
-    mtp, own = M + "mtp.", f"{R}engine_kwargs.{run.rollout.backend}."
-    if wanted.method != "mtp":
-        engine = sglang_drafts(own.__add__, wanted) if run.rollout.backend == "sglang" else None
-        return engine or vllm_drafts(own + "speculative_config.", wanted)
-    named = sglang_drafts(mtp.__add__, wanted) if run.rollout.backend == "sglang" else vllm_drafts(mtp, wanted)
-    on = [Setting(mtp + "enable", True, "the model's own prediction layer"), Setting(mtp + "enable_rollout", True)]
-    return [*on, *named]
+    mtp, own, sglang = M + "mtp.", f"{R}engine_kwargs.{run.rollout.backend}.", run.rollout.backend == "sglang"
+    if wanted.method == "mtp":
+        found = sglang_drafts(mtp.__add__, wanted) if sglang else vllm_drafts(mtp, wanted)
+        on = [Setting(mtp + "enable", True, "the model's own prediction layer"), Setting(mtp + "enable_rollout", True)]
+        found = [*on, *found]
+    else:
+        found = sglang_drafts(own.__add__, wanted) if sglang else vllm_drafts(own + "speculative_config.", wanted)
+    if wanted.method == "eagle3" and not run.traits.shares_devices:
+        found.append(Setting(R + "free_cache_engine", False, "asleep, engines would lose the draft head"))
+    if wanted.method == "eagle3" or (wanted.method == "mtp" and run.trainer.backend == "fsdp2"):
+        found.append(Setting(R + "load_format", "auto", "what drafts is the checkpoint's: no weight sync brings it"))
+    return found

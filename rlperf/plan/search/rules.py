@@ -20,6 +20,7 @@ from rlperf.specs.framework import FrameworkFacts, NodeCounted, architecture_gro
 from rlperf.specs.job import Job
 from rlperf.specs.modes import MODES, Mode
 from rlperf.specs.scorer import Scorer
+from rlperf.specs.speculation import drafting
 
 
 def batch_names(batch: Batch) -> SimpleNamespace:
@@ -169,12 +170,15 @@ class EngineRules:
     def names(self, r: IntArray) -> dict[str, object]:
         """What rules may ask of columns ``r``: all but the group ``trainer``."""
         columns, layout = self.columns, self.columns.layout.take(r)
+        settings = self.job.pool("rollout").settings.filled()
         return {
             "rollout": SimpleNamespace(
                 **vars(_engine_names(layout, self.engine)),
                 max_running=columns.max_running[r],
                 memory_fraction=columns.memory_fraction[r],
-                prefill_replicas=self.job.pool("rollout").settings.filled().prefill_replicas,
+                prefill_replicas=settings.prefill_replicas,
+                drafting=drafting(settings.speculation),
+                draft_training=settings.draft_training,
             ),
             "batch": batch_names(self.batch),
             "architecture": architecture_group(self.architecture),

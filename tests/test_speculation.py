@@ -486,6 +486,9 @@ def _emitted(word: str, *, mode: Mode = "colocated", backend: str = "fsdp2") -> 
     return {each.key.removeprefix("actor_rollout_ref.rollout."): each.value for each in emission.settings}
 
 
+LAYER = {"model": "MiMo-7B-RL", "speculation": "mtp:1"}
+
+
 def test_verl_loads_what_drafts_where_no_weight_sync_brings_it() -> None:
     """Its engines start from random weights: heads drafted noise, and apart engines lost them at the first sync."""
     head = _emitted("eagle3:3", mode="async")
@@ -498,9 +501,9 @@ def test_verl_loads_what_drafts_where_no_weight_sync_brings_it() -> None:
     ("asked", "says"),
     [
         ({"framework": "verl"}, "engines that sleep drop the weights of a draft head"),
-        ({"framework": "verl", "model": "MiMo-7B-RL", "speculation": "mtp:1", "draft_training": True}, "trains nothing"),
+        ({"framework": "verl", **LAYER, "draft_training": True}, "trains nothing"),
         ({"framework": "slime", "draft_training": True}, "enable-mtp-training trains the model's own layer"),
-        ({"framework": "skyrl", "model": "MiMo-7B-RL", "speculation": "mtp:1"}, "no layer that drafts"),
+        ({"framework": "skyrl", **LAYER}, "no layer that drafts"),
     ],
 )
 def test_a_head_that_would_not_draft_is_no_plan(asked: dict[str, Any], says: str) -> None:

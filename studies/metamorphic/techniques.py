@@ -18,8 +18,8 @@ def of(framework: str, random: Random, **changes: object) -> Data:
 
 
 def drafting(random: Random) -> tuple[Data, str]:
-    """A job for a framework with a key for drafts, and a number of them."""
-    return of(random.choice(["verl", "nemo_rl", "slime"]), random), f"eagle3:{random.choice([1, 2, 3, 5, 7])}"
+    """A job for a framework whose engines keep a head over their sleep, and a number of drafts."""
+    return of(random.choice(["nemo_rl", "slime"]), random), f"eagle3:{random.choice([1, 2, 3, 5, 7])}"
 
 
 def acceptance(random: Random) -> Pair:

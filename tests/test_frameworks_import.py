@@ -479,3 +479,15 @@ def test_a_program_that_does_not_train_on_its_rollouts_is_refused(command: str, 
         import_config([tmp_path / "run.sh"])
     (tmp_path / "run.sh").write_text(f"{command}\ntrl grpo --model_name_or_path Qwen/Qwen2.5-0.5B --use_vllm true\n")
     assert import_config([tmp_path / "run.sh"]).adapter.name == "trl"
+
+
+def test_what_hydra_puts_into_a_section_is_no_key(tmp_path: Path) -> None:
+    """verl's own ppo_trainer.yaml, copied and edited, was refused for the unknown keys actor, model and ref."""
+    groups = ["actor@actor_rollout_ref.actor: ${model_engine}_actor", "model@actor_rollout_ref.model: hf_model",
+              "data@data: legacy_data", "legacy_reward_impl", "_self_"]  # fmt: skip
+    file = tmp_path / "mine.yaml"
+    text = "defaults:\n  - model_engine: megatron\n" + "".join(f"  - {each}\n" for each in groups)
+    file.write_text(f"{text}data:\n  train_batch_size: 64\nactor_rollout_ref:\n  rollout:\n    n: 4\n    name: vllm\n")
+    found = import_config([file])
+    assert (found.adapter.name, found.unknown, found.absent_bases) == ("verl", (), ())
+    assert (found.run.trainer.backend, found.run.batch.prompts, found.run.batch.group_size) == ("megatron", 64, 4)

@@ -233,6 +233,17 @@ def test_scripts_of_the_fully_asynchronous_recipe_are_of_a_release_that_knows_th
     assert (read.target.version, read.unknown, read.run.mode) == ("0.7", (), "async")
 
 
+def test_the_recipes_own_configuration_is_fully_asynchronous(tmp_path: Path) -> None:
+    """Neither its name nor ``train_batch_size: 0`` stands in it: it was one step off, with a batch of 1,024."""
+    own = {"staleness_threshold": 0.5, "trigger_parameter_sync_step": 4, "require_batches": 2}
+    keys = {f"async_training.{name}": value for name, value in own.items()}
+    keys |= {"defaults": ["ppo_trainer", "_self_"], "rollout.nnodes": 1, "data.gen_batch_size": 1,
+             "actor_rollout_ref.actor.ppo_mini_batch_size": 32, "actor_rollout_ref.rollout.name": "vllm"}  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(nest(keys.items())))
+    run = import_config([tmp_path / "mine.yaml"]).run
+    assert (run.mode, run.batch.prompts) == ("async", 32 * 2 * 4)
+
+
 def test_trl_sends_all_tensors_in_one_packed_broadcast_since_its_server_is_vllms() -> None:
     """Until 1.10 a request, a broadcast and a barrier a tensor; then one device's port, in the type that is kept."""
     ways = {version: load_framework_calibration(f"trl=={version}").weight_sync for version in ("1.10", "1.11", "main")}

@@ -206,9 +206,9 @@ def _read_base(base: Value, path: Path, document: Document, gathered: _Gathered,
     if isinstance(base, Mapping):
         for group, choice in base.items():
             name = str(group).removeprefix("override ").strip().lstrip("/")
-            if name.startswith("hydra/"):  # hydra's own logging and launcher
-                continue
-            gathered.put(name.rpartition("@")[0] or name, choice, str(path), document.line(("defaults",)))
+            # hydra's own logging and launcher; what fills a section (``actor@actor_rollout_ref.actor: dp_actor``)
+            if not name.startswith("hydra/") and "@" not in name:
+                gathered.put(name, choice, str(path), document.line(("defaults",)))
         return
     text = str(base)
     if text == "_self_":

@@ -53,8 +53,9 @@ def is_async_recipe(source: Source) -> bool:
 
 
 def _is_fully(source: Source) -> bool:
-    """Whether the fully asynchronous recipe is named, whose base states no batch: ``train_batch_size: 0``."""
-    return any("fully_async" in name for name in (source.entry, *source.bases))
+    """Whether the fully asynchronous recipe is named, or set up by ``async_training``, which it alone reads."""
+    keyed = any(key.startswith("async_training.") for key in source.keys)
+    return keyed or any("fully_async" in name for name in (source.entry, *source.bases))
 
 
 def read_trainer(flat: Flat, trainer: TrainerRun) -> TrainerRun:

@@ -129,9 +129,10 @@ def test_the_way_to_the_engine_shows_where_the_clock_is_the_clients(tmp_path: Pa
     (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
     log = read_request_log(folder)
     setup = setup_of(log)
-    assert log.by_client and setup.front_s == pytest.approx(0.005)
-    inside = replay(log, replace(setup, front_s=0.0))
-    np.testing.assert_allclose(replay(log, setup).ttft_s - inside.ttft_s, 0.005)
+    assert log.by_client and (setup.front_s, setup.tokenise_s) == (pytest.approx(0.005), pytest.approx(3e-6))
+    inside = replay(log, replace(setup, front_s=0.0, tokenise_s=0.0))
+    outside = replay(log, setup).ttft_s - inside.ttft_s
+    np.testing.assert_allclose(outside, 0.005 + 3e-6 * log.trajectories.prompt_tokens)
 
 
 def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def test_what_the_prefix_cache_has_is_read_and_not_computed(tmp_path: Path) -> N
         {name: found[name, metric] for name in ("0", "3000", "short")} for metric in ("ttft_ms", "tpot_ms")
     )
     assert first["3000"] < 0.5 * first["0"]
-    # the cached part is still attended to, by prompt and decodes
-    assert first["3000"] > 1.02 * first["short"] and further["3000"] > 1.05 * further["short"]
+    # the cached part is still tokenised, 3 us a token, and attended to, by prompt and decodes
+    assert first["3000"] > 1.02 * first["short"] + 9.0 and further["3000"] > 1.05 * further["short"]
 
 
 def test_first_tokens_that_fitted_the_front_end_are_never_scored(tmp_path: Path) -> None:

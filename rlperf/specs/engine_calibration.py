@@ -178,9 +178,9 @@ class EngineCalibration(Frozen):
         False, description="an engine_step is scheduled while the one before it runs: changes are seen one step later"
     )
     front_end: Seconds = Field(
-        0.0,
-        description="of a request outside the engine's loop: HTTP, tokeniser, queues between processes, detokeniser",
+        0.0, description="of a request outside the engine's loop: HTTP, queues between processes, detokeniser"
     )
+    tokenising: Seconds = Field(0.0, description="of a token of a prompt that comes as text, before the engine has it")
     front_end_fitted: bool = Field(
         False, description="its own rows of random arrivals fitted `front_end`: their first tokens are never scored"
     )

@@ -116,7 +116,8 @@ class ReplaySetup:
     cost : seconds of an engine_step of one replica
     quick : the same at the lower end of what is not known of the machine: devices that reach each other directly
     replicas : equal engines that share the requests
-    front_s : of a request outside the engine, where the log's clock is the client's [s]
+    front_s, tokenise_s : of a request outside the engine and of each token of its prompt, where the log's clock is the
+        client's [s]
     """
 
     cost: EngineStepCost
@@ -125,6 +126,7 @@ class ReplaySetup:
     options: EngineOptions
     replicas: int
     front_s: float
+    tokenise_s: float
     spread: Spread
     calibration: str
     extrapolated: bool
@@ -179,6 +181,7 @@ def _setup(log: RequestLog) -> ReplaySetup:
         options=EngineOptions(async_scheduling=_async_scheduling(log, settings, engine.async_scheduling, assumed)),
         replicas=settings.replicas(arch),
         front_s=engine.front_end if log.by_client else 0.0,
+        tokenise_s=engine.tokenising if log.by_client else 0.0,
         spread=calibration.spread if calibration.extrapolated else gemm.widened(0.5),
         calibration=f"{calibration.id}, {engine.id}",
         extrapolated=calibration.extrapolated,
@@ -272,4 +275,5 @@ def replay(
         timeline = simulate_replica(requests.take(members), table, setup.limits, options=setup.options)
         first[members], last[members] = timeline.first_token_s, timeline.finish_s
     tokens = requests.response_tokens.astype(np.float64)
-    return RequestTimes.of(requests.arrival_s, first + setup.front_s, last + setup.front_s, tokens)
+    front = setup.front_s + setup.tokenise_s * requests.prompt_tokens
+    return RequestTimes.of(requests.arrival_s, first + front, last + front, tokens)

@@ -413,7 +413,7 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
         look_ahead=case.engine.async_scheduling,
         interference=1.0 if loop == "online_rate" else share,
     )
-    front = case.engine.front_end if case.mode in CLIENTS else 0.0
+    front = case.engine.front_end + case.engine.tokenising * case.isl if case.mode in CLIENTS else 0.0
     return Asked(loop=loop, load=load, many=many, sent=sent, each=case.each, front_s=front)
 
 

@@ -69,9 +69,14 @@ def _files(kind: str, folder: Path | str | None) -> Iterator[Path]:
     """Profile files of a kind along the search path, nearest first."""
     suffix = "*.json" if kind == "architectures" else "*.yaml"
     for root in search_path(folder):
-        yield from sorted((root / kind).glob(suffix))
+        yield from _listed(root / kind, suffix, stamp(root / kind))
     if kind == "architectures":
         yield from _shipped_architectures()
+
+
+@cache
+def _listed(folder: Path, suffix: str, _version: tuple[int, int]) -> tuple[Path, ...]:
+    return tuple(sorted(folder.glob(suffix)))
 
 
 @cache

@@ -108,42 +108,42 @@ def trainer_memory(
     forward_only : scoring: nothing is kept for a backward, no gradients, no optimizer on the device
     """
     stage = stage_parameters(arch, layout, options.ends, frozen_tower=options.frozen_tower)
-    tokens = microbatches.tokens / (layout.context_parallel * layout.ulysses)
-    pairs = microbatches.sum_squares / (layout.context_parallel * layout.ulysses)
+    split = layout.context_parallel * layout.ulysses
+    tokens, pairs = microbatches.tokens / split, microbatches.sum_squares / split
     states = _states(arch, trainer, layout, stage, options, forward_only)
     one = _activations(arch, trainer, layout, tokens, pairs, options, forward_only)
     counts = (np.ones(()),) * 3 if forward_only else in_flight(layout, microbatches)
     logits = _logit_bytes(arch, trainer, layout, tokens, options, forward_only)
     tower = np.zeros(()) if forward_only or options.frozen_tower else tower_bytes(arch, layout, patches)
     space, plain = trainer.workspace, 0.0 if forward_only or options.lora_rank else 1.0
-    scratch = plain * space.weight_scratch * stage.layer_dense
-    scratches = scratch, scratch + plain * space.loss_scratch * stage.layer_dense
+    scratch, of_loss = (plain * each * stage.layer_dense for each in (space.weight_scratch, space.loss_scratch))
     ends = 4.0 * arch.hidden * tokens
-    most = _before_update(layout, stage, states, one, counts, logits, ends, tower, scratches)
+    most = _before_update(layout, stage, states, one, counts, logits, ends, tower, (scratch, scratch + of_loss))
     communication = _communication(arch, trainer, layout, stage, tokens, options.lora_rank, forward_only)
     scratch = most.scratch + space.fixed
     loose = most.activations + most.logits + communication + scratch
     at_update = (0.0 if forward_only else 1.0) * space.optimizer_scratch * states.updated
     weights, gradients, optimizer = most.states
     # without buffers the only backward ends before all gradients exist; the update's temporaries come after it
-    several = microbatches.count > 1
-    absent = np.where(several, 0.0, gradients) * (0.0 if space.gradient_buffers else 1.0)
+    several, waits = microbatches.count > 1, options.whole_gradients and not forward_only
+    absent = np.zeros(()) if space.gradient_buffers else np.where(several, 0.0, gradients)
     waiting: FloatArray = np.zeros(())
-    if options.whole_gradients and not forward_only:
+    if waits:
         waiting = np.where(several, whole_gradients(arch, trainer, layout, options) - gradients, 0.0)
     update_wins = at_update + absent > loose + waiting
+    if waits:
+        communication = communication + np.where(update_wins, 0.0, waiting)
+    if not space.gradient_buffers:
+        gradients = gradients - np.where(update_wins, 0.0, absent)
     scratch = scratch + np.where(update_wins, np.maximum(at_update - loose, -scratch), 0.0)
-    gradients = np.where(update_wins, gradients, gradients - absent)
     loose = np.where(update_wins, at_update, loose)
     context = space.context + space.context_per_multiprocessor * (hw.device.multiprocessors or 0)
     return MemoryParts(
-        weights, gradients, optimizer, most.activations, most.logits,
-        communication=communication + np.where(update_wins, 0.0, waiting),
+        weights, gradients, optimizer, most.activations, most.logits, communication,
         workspace=scratch + space.fragmentation * loose,
         context=np.broadcast_to(np.asarray(context), np.shape(loose)),
         host=states.host + counts[0] * (stage.layers * one.parked_dense + stage.routed_between * one.parked_routed),
-        low=trainer.memory_low,
-        high=trainer.memory_high,
+        low=trainer.memory_low, high=trainer.memory_high,
     )  # fmt: skip
 
 
@@ -208,20 +208,21 @@ def _before_update(
     single = layout.pipeline_parallel == 1
     at_first = first * (stage.layers * one.dense + stage.routed_first * one.routed) + tower
     at_second = second * (stage.layers * one.dense + stage.routed_between * one.routed)
-    second_wins = (layout.pipeline_parallel > 2) & (
-        at_second + sum(states.between) > at_first + sum(states.first) + sum(states.embedding)
+    # states of a stage: that of a pipeline of one is the first and the last
+    each = zip(states.first, states.embedding, states.last, states.head, strict=True)
+    of_first, of_last = zip(
+        *((f + e + np.where(single, h, 0.0), np.where(single, f + e, z) + h) for f, e, z, h in each), strict=True
     )
+    of_second = states.between
+    held_first, held_second, held_last = (np.asarray(sum(of)) for of in (of_first, of_second, of_last))
+    second_wins = (layout.pipeline_parallel > 2) & (at_second + held_second > at_first + held_first)
     at_backward = np.where(second_wins, at_second, at_first) + one.working
-    early = [
-        np.where(second_wins, b, f + e) for f, b, e in zip(states.first, states.between, states.embedding, strict=True)
-    ]
-    at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + ends
-    at_loss = at_loss + np.where(single, tower, 0.0)
-    differ = np.where(single, 0.0, sum(states.last) + sum(states.head) - sum(early))
-    loss_wins = at_loss + logits + scratch_loss + differ > at_backward + scratch
+    held = np.where(second_wins, held_second, held_first)
+    at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + ends + np.where(single, tower, 0.0)
+    loss_wins = at_loss + logits + scratch_loss + (held_last - held) > at_backward + scratch
     weights, gradients, optimizer = (
-        np.where(single, f + h, np.where(loss_wins, b + h, f))
-        for f, b, h in zip(early, states.last, states.head, strict=True)
+        np.where(loss_wins, z, np.where(second_wins, b, f))
+        for f, b, z in zip(of_first, of_second, of_last, strict=True)
     )
     return _Most(
         (weights, gradients, optimizer),

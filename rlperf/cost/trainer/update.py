@@ -136,7 +136,7 @@ def training_update(
     times = stage_times(arch, trainer, layout, one.device, one.host, tower_s + tower_back, head_s, hop, added)
     sharded = _sharded_s(device, stage, one, each, m)
     on_device, on_host = optimizer_s(hw, trainer, layout, updated, updated_routed)
-    widened = 2.0 - experts_timed(arch, trainer, layout) + 0.0 * (times.longest + m)
+    widened, shape = 2.0 - experts_timed(arch, trainer, layout), np.broadcast_shapes(times.longest.shape, m.shape)
     return TrainingCost(
         forward_s=m * (each * one.forward + (head.forward + tower_s) / p),
         backward_s=m * (each * one.backward + (head.backward + tower_back) / p + added),
@@ -150,8 +150,8 @@ def training_update(
         exposed_dp_s=sharded + _update_traffic_s(device, updated, updated_routed, one, each),
         optimizer_s=on_device,
         offload_s=on_host + m * each * _parked_s(arch, device, one),
-        low=trainer.low**widened,
-        high=trainer.high**widened,
+        low=np.broadcast_to(trainer.low**widened, shape),
+        high=np.broadcast_to(trainer.high**widened, shape),
     )
 
 

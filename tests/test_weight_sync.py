@@ -32,6 +32,7 @@ from rlperf.cost.weight_sync import (
 )
 from rlperf.errors import SpecError
 from rlperf.specs.hardware import Hardware, load_hardware
+from rlperf.specs.job import Job
 from rlperf.specs.overhead import Provenance
 from rlperf.specs.profiles import load_architecture
 from rlperf.specs.rl_calibration import WeightSyncFit, load_framework_calibration, load_transport
@@ -236,6 +237,22 @@ def test_framework_is_found_by_name_version_and_trainer() -> None:
         load_transport("checkpoint_engin")
     with pytest.raises(SpecError, match="it has: "):
         load_framework_calibration("trl").sync_fit("rdma")
+
+
+def test_releases_that_send_what_fsdp_keeps_send_twice_as_much() -> None:
+    """verl's FSDP casts nothing but in 0.8: engines on its devices had been sent 16 bits in every release."""
+
+    def sync_s(framework: str, backend: str = "fsdp2") -> float:
+        task = {"name": "a", "workload": "math", "prompts_per_step": 16, "group_size": 4, "mini_batch": 16,
+                "max_prompt_tokens": 512, "max_response_tokens": 512}  # fmt: skip
+        named = {"framework": framework, "trainer_backends": backend, "modes": "colocated"}
+        job = {"architecture": "Qwen3-8B", "cluster": "dgx_h100", "tasks": [task], **named}
+        return float(rlperf.predict_job(Job.model_validate(job)).stages_s.weight_sync)
+
+    per_s, extra = 15e9, 2.0 * parameters(load_architecture("Qwen3-8B"))
+    for wide in ("verl==0.7.1", "verl==0.9.1"):
+        assert sync_s(wide) - sync_s("verl==0.8.0") == pytest.approx(extra / per_s, rel=0.02)
+    assert sync_s("verl==0.9.1", "megatron") == sync_s("verl==0.8.0", "megatron")
 
 
 def test_unknown_method_is_refused() -> None:

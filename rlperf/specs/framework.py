@@ -296,6 +296,11 @@ class FrameworkFacts(Frozen):
     sends: dict[str, Literal["nccl", "packed_broadcast"]] = Field(
         {}, description="span of versions -> how weights reach engines on devices of their own; absent: its usual way"
     )
+    wide_weights: dict[str, dict[str, bool]] = Field(
+        {},
+        description="trainer backend -> span of versions -> whether engines on its devices are sent weights in the 32 "
+        "bits in which it keeps them; absent: in 16",
+    )
     reward_hidden: dict[str, float] = Field(
         {}, description="span of versions -> share of rewards' time under a rollout"
     )

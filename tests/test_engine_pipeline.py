@@ -77,3 +77,17 @@ def test_an_engine_across_nodes_costs_time_and_nothing_fails(tmp_path: Path) -> 
     assert "tp_across_nodes" not in {each.rule for each in apart}, "two copies of the attention, each in a node"
     rack = engine_findings(audited.imported, None, domain=72)
     assert not [each for each in rack if each.rule == "tp_across_nodes"], "NVLink joins the nodes of a rack"
+
+
+def test_ranks_of_a_dense_model_under_vllm_are_engines(tmp_path: Path) -> None:
+    """They were read as copies of the attention around feed-forward layers of all ranks, as vLLM has it of experts."""
+    ranks = {R + "tensor_model_parallel_size": 2, R + "data_parallel_size": 2, R + "max_num_seqs": 64}
+
+    def rollout(engine: str, **model: str) -> tuple[int, int, int | None, int | None]:
+        named = {f"actor_rollout_ref.model.{key}": value for key, value in model.items()}
+        read = _audit(tmp_path, "verl", {**ranks, **named, R + "name": engine}).imported.run.rollout
+        return read.tensor_parallel, read.attention_data_parallel, read.data_parallel, read.max_running
+
+    assert rollout("vllm") == (2, 1, 4, 64)
+    assert rollout("sglang")[:3] == (4, 2, 2)
+    assert rollout("vllm", path="Qwen/Qwen3-30B-A3B") == (4, 2, 2, 128)

@@ -18,7 +18,7 @@ from rlperf.frameworks.hub import architecture_at
 from rlperf.frameworks.keyless import keyless_rules, misspelled
 from rlperf.frameworks.keytable import KeyTable, Value, key_table
 from rlperf.frameworks.planned import Planned
-from rlperf.frameworks.run import Ref, Run, names_of_rules
+from rlperf.frameworks.run import Ref, RolloutRun, Run, names_of_rules
 from rlperf.specs.framework import OF_RELEASES, FrameworkFacts, Rule, facts_document
 from rlperf.specs.framework_names import FRAMEWORKS, LISTED
 from rlperf.specs.keyless_settings import running
@@ -186,7 +186,23 @@ def _of_its_kind(run: Run) -> Run:
         dense = load_architecture(architecture_at(run.architecture)).experts is None
     except SpecError:
         return run
-    return replace(run, trainer=run.trainer.having(expert_tensor_parallel=1)) if dense else run
+    if not dense:
+        return run
+    return replace(run, trainer=run.trainer.having(expert_tensor_parallel=1), rollout=_whole_engines(run.rollout))
+
+
+def _whole_engines(rollout: RolloutRun) -> RolloutRun:
+    """Data-parallel ranks of vLLM, which without experts are engines of their own (0.14 v1/engine/core.py:921)."""
+    ranks = rollout.attention_data_parallel
+    if rollout.backend != "vllm" or ranks == 1:
+        return rollout
+    return rollout.having(
+        attention_data_parallel=1,
+        tensor_parallel=rollout.tensor_parallel // ranks,
+        data_parallel=rollout.data_parallel and rollout.data_parallel * ranks,
+        num_engines=rollout.num_engines and rollout.num_engines * ranks,
+        max_running=rollout.max_running and rollout.max_running // ranks,
+    )
 
 
 def _asked(at: Ref, run: Run) -> bool:

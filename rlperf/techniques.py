@@ -166,7 +166,8 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "prefix caching", "rollout", lambda _: {ROLLOUT + "prefix_caching": False}, "rollout.prefix_caching",
-        "hits of recorded request logs", "blocks are found at no cost", usual=True,
+        "hits of recorded request logs", "blocks are found at no cost; a prompt's samples are dealt to all replicas",
+        usual=True,
     ),
     Technique(
         "CUDA graphs", "rollout", lambda _: {ROLLOUT + "cuda_graphs": False}, "rollout.cuda_graphs",

@@ -221,6 +221,15 @@ def test_an_engine_in_fp16_is_written_and_read_back(framework: str, engine: str,
     assert not states(adapter_of("skyrl"), "0.4", engine, ref("rollout.rollout_dtype"), value="fp16")
 
 
+def test_how_far_slimes_groups_run_ahead_is_told() -> None:
+    """Its asynchronous program bounds groups under way, 512 an engine, and no staleness."""
+    values = {"run.mode": "async", "run.staleness": 1, "batch.prompts_per_step": 64, "batch.mini_batch": 64}
+    values |= {"rollout.devices": 8, "rollout.tensor_parallel": 2, "rollout.data_parallel": 4}
+    lost = adapter_of("slime").adapt(with_values(sample_run(Random(3), "slime", "main"), values), "main")[1]
+    told = [each for each in lost if each.asked.startswith("a staleness")]
+    assert len(told) == 1 and "2,048 groups are under way, those of 32 rl_steps" in told[0].loss
+
+
 def test_sglang_is_told_which_8_bit_format() -> None:
     """Its server takes fp8_e4m3 or fp8_e5m2, no plain fp8; both are read as what the planner calls fp8."""
     run = with_values(sample_run(Random(3), "slime", "main"), {"rollout.kv_dtype": "fp8"})

@@ -64,6 +64,8 @@ from rlperf.frameworks.writing import argument_array, defaults, script
 from rlperf.specs.profiles import load_architecture
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+GROUPS_OF_AN_ENGINE = 512
+"""Groups that it has under way, for every engine (slime/rollout/fully_async_rollout.py:59 of 624b824a)."""
 """The rollout function of slime v0.3.0 and later that generates through training and weight sync."""
 _CHUNKED = Unit(lambda value, _: int(value) > 0, lambda value, _: 1024 if value else -1)
 _DISTRIBUTED = replace(DISTRIBUTED, takes=frozenset({1}))
@@ -176,7 +178,7 @@ class Slime:
         unbounded = run.traits.lag is None and key_table(self.name).find(BOUND, version) is None
         if unbounded:
             lost.append(Limitation(f"a staleness of at most {run.staleness}",
-                                   "the first groups that end are trained", "samples may be staler"))  # fmt: skip
+                                   "the first groups that end are trained", _staler(run)))  # fmt: skip
         if trainer.ulysses > 1:
             trainer = without_ulysses(trainer)
             ring = f"context parallel {trainer.context_parallel}"
@@ -342,6 +344,15 @@ def _model_script(architecture: str, framework: str) -> str | None:
         return None
     found = re.search(rf"\b\w+/{framework}\S*:(scripts/models/[\w.-]+\.sh)", source)
     return found[1] if found else None
+
+
+def _staler(run: Run) -> str:
+    """How far samples may lie behind where their program bounds groups under way alone."""
+    engines, prompts = run.rollout.data_parallel, run.batch.prompts_per_step
+    if not engines or not prompts:
+        return "samples may be staler"
+    groups = GROUPS_OF_AN_ENGINE * engines
+    return f"samples may be staler: {groups:,} groups are under way, those of {groups / prompts:.3g} rl_steps"
 
 
 def _beside_filter(run: Run, lost: list[Limitation]) -> BatchFacts:

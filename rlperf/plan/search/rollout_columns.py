@@ -185,7 +185,8 @@ def _serve_roomiest(
     """
     told, _ = least_seconds(pools, counted)
     asked = asked[told[asked] <= columns.makespan_s[rows[asked]]]
-    asked = asked[np.lexsort((-columns.max_running[rows[asked]], -columns.kv_tokens[rows[asked]]))]
+    places = np.array([counted.places(pools[at]) for at in asked])
+    asked = asked[np.lexsort((-columns.kv_tokens[rows[asked]], -places))]
     first = np.unique(columns.engine[rows[asked]], return_index=True)[1]
     counted_seconds([pools[at] for at in asked[first]], counted)
 

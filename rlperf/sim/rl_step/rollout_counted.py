@@ -149,15 +149,18 @@ class Counted:
         return pool.key, pool.replicas, self.under_way(pool.replicas)
 
     def _turns_bound(self, pool: Engines) -> EngineLimits:
-        most = -(-max(len(table) for table in self.tables) // pool.replicas)
-        return replace(pool.limits, max_running=min(pool.limits.max_running, most))
+        return replace(pool.limits, max_running=min(pool.limits.max_running, self._share(pool.replicas)))
+
+    def _share(self, replicas: int) -> int:
+        """Most trajectories of a replica."""
+        return -(-max(len(table) for table in self.tables) // replicas)
 
     def bound(self, limits: EngineLimits, replicas: int) -> EngineLimits:
         """What binds where rollouts are simulated: a cache that holds all that a replica may keep is like any other.
 
         ``replicas``: of those that read, or that write, the fewer
         """
-        most = -(-max(len(table) for table in self.tables) // replicas)
+        most = self._share(replicas)
         longest = max(int(table.final_tokens.max()) for table in self.tables)
         kv_tokens = limits.kv_tokens if limits.kv_tokens < 2.0 * most * longest else np.inf
         return replace(limits, kv_tokens=kv_tokens, max_running=min(limits.max_running, most))
@@ -165,6 +168,11 @@ class Counted:
     def simulates(self, pool: Engines) -> bool:
         """Whether who runs beside whom depends on seconds: no count of engine_steps then serves several costs."""
         return pool.apart is not None or not self.single_turn
+
+    def places(self, pool: Engines) -> float:
+        """Requests at once of a replica; infinite where nobody waits for a place."""
+        running = pool.limits.max_running
+        return running if running < self._share(pool.replicas) else np.inf
 
     def simulated_s(self, pool: Engines) -> float:
         """Makespan of a pool that has to be simulated, mean over the rl_steps that are counted [s]."""
@@ -282,7 +290,7 @@ def counted_seconds(
         elif not least:
             seconds = counted.simulated_s(pool)
             if pool.apart is None:  # those with as many replicas and less cache, or fewer, take no less
-                counted.simulated.tell(pool, seconds)
+                counted.simulated.tell(pool, counted.places(pool), seconds)
         else:
             seconds, guessed[position] = _least_s(pool, counted)
         makespan[position] = demand.batch.rounds * seconds
@@ -327,19 +335,24 @@ def pools_of(
 
 
 def _simulate_roomiest(pools: Sequence[Engines], counted: Counted) -> None:
-    """Of every engine that has to be simulated the pools with the largest cache, unless others tell their least."""
+    """Of every engine that has to be simulated the pools with the largest cache, unless others tell their least.
+
+    Of agents that with the most places, which take some of the cache: fewer places beside more of it tell of no others.
+    """
     of_engine: dict[tuple[object, ...], list[Engines]] = {}
     for pool in pools:
         if counted.simulates(pool):
             of_engine.setdefault((pool.key, pool.replicas), []).append(pool)
     for own in of_engine.values():
         room = max(pool.limits.kv_tokens for pool in own)
-        first = next(pool for pool in own if pool.limits.kv_tokens == room)
-        if counted.simulated.least_s(first) is not None:
+        most = max(own, key=lambda pool: (counted.places(pool), pool.limits.kv_tokens))
+        roomiest = replace(most, limits=replace(most.limits, kv_tokens=room))
+        if counted.simulated.least_s(roomiest) is not None:
             continue
-        roomiest = sorted((pool for pool in own if pool.limits.kv_tokens == room), key=lambda p: -p.limits.max_running)
-        least = min(counted.simulated_s(pool) for pool in (roomiest if first.apart else roomiest[:1]))
-        counted.simulated.tell(first, least)
+        tried, places = [most], counted.places(most)
+        if most.apart:
+            tried, places = [pool for pool in own if pool.limits.kv_tokens == room], np.inf
+        counted.simulated.tell(roomiest, places, min(counted.simulated_s(pool) for pool in tried))
 
 
 def least_seconds(pools: Sequence[Engines], counted: Counted) -> tuple[FloatArray, BoolArray]:

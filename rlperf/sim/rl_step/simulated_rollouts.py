@@ -15,9 +15,9 @@ from rlperf.sim.rollout.apart import Apart
 
 LEAST_APART, LEAST_TURNS = 0.9, 0.98
 """What of a rollout with the largest cache is taken to be no more than what simulating others finds, measured and not
-proven: of 1,237 rollouts with readers none took less than 0.91 of one with as many or more replicas and caches; of 708
-of agents none less than that with the largest cache and the most places, of others' places none less than 0.986 of
-the most (docs/theory/planner.md)."""
+proven: of 1,237 rollouts with readers none took less than 0.91 of one with as many or more replicas and caches; of
+12,599 of agents none less than 0.998 of that with the most places and the largest cache beside them
+(docs/theory/planner.md)."""
 
 Found = TypeVar("Found")
 
@@ -97,23 +97,27 @@ class SimulatedRollouts:
     ----------
     apart : makespans where prompts are read apart, by replicas, too [s]
     joined : makespans where others join, as shares of that alone, by both numbers of replicas, too ``[AT]``
-    roomiest : (replicas, cache, the least makespan with any number of places) of those that are guessed
+    roomiest : (replicas, cache, places, the least makespan with no more places) of those that are guessed
     """
 
     apart: dict[tuple[object, ...], list[Within[float]]] = field(default_factory=dict)
     joined: dict[tuple[object, ...], list[Within[FloatArray]]] = field(default_factory=dict)
-    roomiest: dict[tuple[object, ...], list[tuple[int, float, float]]] = field(default_factory=dict)
+    roomiest: dict[tuple[object, ...], list[tuple[int, float, float, float]]] = field(default_factory=dict)
 
-    def tell(self, pool: Engines, seconds: float) -> None:
-        """Note the makespan of a pool, the first that is told of so many replicas and such a cache."""
+    def tell(self, pool: Engines, places: float, seconds: float) -> None:
+        """Note the makespan of a pool, which tells of those with no more ``places``: few say nothing of many."""
         told = self.roomiest.setdefault(pool.key, [])
-        if not any((count, room) == (pool.replicas, pool.limits.kv_tokens) for count, room, _ in told):
-            told.append((pool.replicas, pool.limits.kv_tokens, seconds))
+        if all(each[:3] != (pool.replicas, pool.limits.kv_tokens, places) for each in told):
+            told.append((pool.replicas, pool.limits.kv_tokens, places, seconds))
 
     def least_s(self, pool: Engines) -> float | None:
-        """No more than a makespan, from those of as many or more replicas and caches; None: there is none [s]."""
-        replicas, held = pool.replicas, pool.limits.kv_tokens
-        found = [s for count, room, s in self.roomiest.get(pool.key, ()) if count >= replicas and room >= held]
+        """No more than a makespan, from those of no fewer replicas, caches and places; None: there is none [s]."""
+        own, told = pool.limits, self.roomiest.get(pool.key, ())
+        found = [
+            seconds
+            for count, room, places, seconds in told
+            if count >= pool.replicas and room >= own.kv_tokens and places >= own.max_running
+        ]
         return (LEAST_APART if pool.apart else LEAST_TURNS) * max(found) if found else None
 
 

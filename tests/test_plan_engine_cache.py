@@ -92,12 +92,16 @@ def test_the_best_of_every_mode_is_tuned(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_rival_alternative_is_judged_as_if_it_were_stated_and_few_of_one_far_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Five candidates each of three backends, 0, 4 and 6 % above the best."""
+    """Five candidates each of three backends, 0, 4 and 6 % above the best, and of the best one's with a worse batch."""
     monkeypatch.setattr(finalists, "_grid", lambda one: one.name)
-    named = [(backend, number) for number in range(5) for backend in ("best", "rival", "behind")]
-    above = {"best": 0.0, "rival": 0.04, "behind": 0.06}
+    named = [(backend, number) for number in range(5) for backend in ("best", "rival", "behind", "batch")]
+    above = {"best": 0.0, "rival": 0.04, "behind": 0.06, "batch": 0.06}
+    kinds = {"batch": "best"}
+    named.sort(key=lambda each: 100.0 * above[each[0]] + each[1])
     screened: Any = SimpleNamespace(
-        configurations=[SimpleNamespace(alternative=("async", each[0]), name=each) for each in named],
+        configurations=[
+            SimpleNamespace(alternative=each[0], kind=kinds.get(each[0], each[0]), name=each) for each in named
+        ],
         priced=np.array([100.0 * (1.0 + above[backend]) + number for backend, number in named]),
     )
     found = Counter(name[0] for name in {one.name for one in finalists._of_each_alternative(screened, 16)})

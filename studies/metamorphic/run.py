@@ -245,17 +245,21 @@ def more_trainers(random: Random) -> Pair:
 
 
 def more_batches(random: Random) -> Pair:
-    """One mini-batch, group size, number of prompts or maximum length, and several to choose from."""
+    """One mini-batch, group size, number of prompts or maximum length, or two of them, and several to choose from."""
     data = {**job(random), "objective": {"minimize": "token_time", "bold": True}}
     data["limits"] = {**data["limits"], "truncated_fraction": 1.0}
-    own = {**data["tasks"][0], "mini_batch": 16}
-    name, values = random.choice([
-        ("mini_batch", [mini for mini in (16, 32, 64, 128) if mini <= own["prompts_per_step"]]),
-        ("group_size", [4, 8, 16]), ("prompts_per_step", [32, 48, 64]), ("max_response_tokens", [1024, 2048, 4096]),
+    one = several = {**data["tasks"][0], "mini_batch": 16}
+    words = []
+    prompts = random.choice([
+        ("mini_batch", [mini for mini in (16, 32, 64, 128) if mini <= one["prompts_per_step"]]),
+        ("prompts_per_step", random.choice([[32, 48, 64], [32, 64, 128]])),
     ])  # fmt: skip
-    one = random.choice(values)
-    jobs = [{**data, "tasks": [{**own, name: each}]} for each in (one, values)]
-    return Pair("batches", f"{name} {one} -> {values}", jobs[0], jobs[1])
+    for name, values in random.sample([
+        prompts, ("group_size", [4, 8, 16]), ("max_response_tokens", random.choice([[1024, 2048, 4096], [4096, 8192]])),
+    ], random.choice([1, 1, 2])):  # fmt: skip
+        value = random.choice(values)
+        one, several, words = {**one, name: value}, {**several, name: values}, [*words, f"{name} {value} -> {values}"]
+    return Pair("batches", ", ".join(words), {**data, "tasks": [one]}, {**data, "tasks": [several]})
 
 
 def more_nodes(random: Random) -> Pair:

@@ -75,7 +75,7 @@ def _fewer_at_once(judge: Judge, best: Evaluation, screened: Screened, bounds: s
     now = one.pool("rollout").layout
     engines: dict[LayoutValues, list[Configuration]] = {}
     for each in screened.configurations:
-        if (each.mode, each.variant, each.batch) == (one.mode, one.variant, one.batch):
+        if (each.mode, each.variant) == (one.mode, one.variant):
             engines.setdefault(each.pool("rollout").layout, []).append(each)
 
     def judged(configurations: Iterable[Configuration]) -> list[Evaluation]:

@@ -74,18 +74,26 @@ class Configuration:
 
     @property
     def variant(self) -> tuple[object, ...]:
-        """What a job lists several of, and is judged as if it were stated: precisions, caching, who reads, who borrows.
+        """What a job lists several of, and is judged as if it were stated, beside mode and trainer backend."""
+        return (*self._engines, self.batch)
 
-        Where batches stream, the updates that they arrive for as well: closed forms take groups to end evenly.
-        """
-        engine, streamed = self.pool("rollout").settings, MODES[self.mode].streams and self.batch.updates
-        caches = engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching
-        return (*caches, engine.prefill_replicas, engine.borrows, streamed)
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What closed forms are off by as a whole: mode, trainer backend, what engines are, who is waited for."""
+        waits = self.batch.over_provision, self.batch.max_trajectories
+        return (self.mode, self.pool("trainer").settings.backend, *self._engines, *waits)
 
     @property
     def alternative(self) -> tuple[object, ...]:
-        """What closed forms are off by as a whole: mode, trainer backend and `variant`."""
-        return (self.mode, self.pool("trainer").settings.backend, *self.variant)
+        """Its kind and its batch: what is judged as if it were stated where it is near."""
+        return (*self.kind, self.batch)
+
+    @property
+    def _engines(self) -> tuple[object, ...]:
+        """Precisions, caching, who reads, who borrows."""
+        engine = self.pool("rollout").settings
+        caches = engine.rollout_dtype, engine.kv_dtype, engine.prefix_caching
+        return (*caches, engine.prefill_replicas, engine.borrows)
 
     @property
     def shares_memory(self) -> bool:

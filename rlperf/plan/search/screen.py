@@ -31,7 +31,6 @@ from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.rollout_counted import Counted
 from rlperf.specs.framework import FrameworkFacts
-from rlperf.specs.modes import MODES
 from rlperf.told import Tell
 
 FINALISTS = 64
@@ -39,7 +38,7 @@ FINALISTS = 64
 PER_KIND = 16
 """Pairs of every mode and trainer backend that are kept beside them, and of those that are fastest by themselves."""
 PER_VARIANT = 16
-"""Pairs of every precision and prefix caching that are kept where several are open: as many as if it were stated."""
+"""Pairs of every batch, precision and prefix caching that are kept where several are open: as if it were stated."""
 PER_POOL = 16
 """Pairs of the best engines that are kept with other trainers, and of the best trainer with other engines."""
 PER_COUNT = 4
@@ -283,8 +282,7 @@ class _Ranked:
         """Those of every `Configuration.variant` that a job lists; ``by_mode``: and of every mode."""
 
         def variant(source: SplitColumns) -> tuple[object, ...]:
-            streamed = MODES[source.split.mode].streams and source.demand.batch.updates
-            return source.context.job.pool("rollout").settings, streamed, by_mode and source.split.mode
+            return source.demand.batch, source.context.job.pool("rollout").settings, by_mode and source.split.mode
 
         variants = [variant(part.source) for part in self.parts]
         of = np.array([variants.index(each) for each in variants], dtype=np.int64)[self.part_of[self.ranked]]

@@ -174,22 +174,33 @@ def _best_of_each_engine(context: Context, evaluations: tuple[Evaluation, ...]) 
     return [*kept.values()]
 
 
+def _rivals(context: Context, evaluations: tuple[Evaluation, ...]) -> list[Configuration]:
+    """The best of every alternative that judges near the best of all."""
+    ranked = _ranked(context, evaluations)
+    kept: dict[tuple[object, ...], Configuration] = {}
+    for one in (evaluation.configuration for evaluation, priced in ranked if priced <= RIVAL * ranked[0][1]):
+        kept.setdefault(one.alternative, one)
+    return [*kept.values()]
+
+
 def _with_the_best_trainer(
     context: Context, screened: Screened, judged: tuple[Evaluation, ...]
 ) -> list[Configuration]:  # fmt: skip
-    """Engines near the best, as many requests at once as serve best, with its trainer, where neither shares memory."""
-    best = _best(context, judged, 1)[0].configuration
-    if best.shares_memory:
-        return []
-    trainer, found = best.pool("trainer"), []
-    near = (each.configuration for each in _best_of_each_engine(context, judged))
-    for one in (each for each in near if not each.shares_memory):  # those fit beside the trainer that they stand with
-        engine = one.pool("rollout")
-        same = best.mode, best.batch, engine.layout, trainer.layout
-        pairs = (c for c in screened.configurations
-                 if (c.mode, c.batch, c.pool("rollout").layout, c.pool("trainer").layout) == same)  # fmt: skip
-        if one != best and (pair := next(pairs, None)) is not None:
-            found.append(pair.with_trainer(**dict(trainer.settings)).with_rollout(**dict(engine.settings)))
+    """Engines near the best, as many requests at once as serve best, with its trainer, where neither shares memory.
+
+    Of every rival, as if it were stated.
+    """
+    near = [each.configuration for each in _best_of_each_engine(context, judged)]
+    near = [each for each in near if not each.shares_memory]  # those fit beside the trainer that they stand with
+    found = []
+    for best in (each for each in _rivals(context, judged) if not each.shares_memory):
+        trainer = best.pool("trainer")
+        for engine in (one.pool("rollout") for one in near if one != best and one.alternative == best.alternative):
+            same = best.mode, best.batch, engine.layout, trainer.layout
+            pairs = (c for c in screened.configurations
+                     if (c.mode, c.batch, c.pool("rollout").layout, c.pool("trainer").layout) == same)  # fmt: skip
+            if (pair := next(pairs, None)) is not None:
+                found.append(pair.with_trainer(**dict(trainer.settings)).with_rollout(**dict(engine.settings)))
     return found
 
 
@@ -212,21 +223,18 @@ def _unheard(context: Context, screened: Screened, evaluations: tuple[Evaluation
 def _beside_the_judged(
     context: Context, screened: Screened, evaluations: tuple[Evaluation, ...]
 ) -> list[Configuration]:
-    """Near candidates with the engines or the trainer that judged best, and other batches with both of them.
+    """Near candidates with the engines or the trainer that judged best, of every rival as if it were stated.
 
-    Of what closed forms hold level, engines or updates of a batch, the first is judged with other trainers; events may
-    prefer another.
+    Of what closed forms hold level, engines or trainers, the first is judged with others; events may prefer another.
     """
-    best = _best(context, evaluations, 1)[0].configuration
     seen = {e.configuration for e in evaluations}
     roles: tuple[Role, ...] = ("rollout", "trainer")
-
-    def shared(one: Configuration) -> list[Role]:
-        return [role for role in roles if one.pool(role).layout == best.pool(role).layout]
-
-    ranked = [(c, priced) for c, priced in zip(screened.configurations, screened.priced, strict=True)
-              if c.mode == best.mode and c not in seen]  # fmt: skip
-    near = [c for c, priced in ranked if priced <= NEAR * screened.priced[0] and c.batch == best.batch]
-    beside = [c for role in roles for c in near if role in shared(c)]
-    batches = [c for c, _ in ranked if c.batch != best.batch and len(shared(c)) == len(roles)]
-    return [*list(dict.fromkeys(beside))[:BESIDE], *batches[:BESIDE]]
+    found = []
+    for best in _rivals(context, evaluations):
+        own = [(c, priced) for c, priced in zip(screened.configurations, screened.priced, strict=True)
+               if c.alternative == best.alternative]  # fmt: skip
+        least = min((priced for _, priced in own), default=0.0)
+        near = [c for c, priced in own if priced <= NEAR * least and c not in seen]
+        beside = [c for role in roles for c in near if c.pool(role).layout == best.pool(role).layout]
+        found += list(dict.fromkeys(beside))[:BESIDE]
+    return found

@@ -62,10 +62,6 @@ class WeightSyncFit(Frozen):
     sharded: bool = Field(False, description="every trainer device handles only its own part of the experts")
     provenance: Provenance
 
-    def widened(self, trainer: str) -> WeightSyncFit:
-        """The same where a trainer's weights travel in 32 bits."""
-        return self.model_copy(update={"wide": (*self.wide, trainer)})
-
 
 class TransportCalibration(Frozen):
     """Constants of a weight-transfer library on its own, beside any framework."""
@@ -243,6 +239,8 @@ class FrameworkCalibration(Frozen):
         >>> [load_framework_calibration(name, "fsdp2").sync_fit("colocated").wide
         ...  for name in ("verl==0.8", "verl", "skyrl")]
         [(), ('fsdp2',), ()]
+        >>> load_framework_calibration("verl_fsdp").running("skyrl", "fsdp2", "").sync_fit("colocated").wide
+        ()
         """
         said, pace = trainer_facts(framework, trainer, version), self.pace
         if (pace is None and not self.calibrated_on) or (pace is not None and pace.trainer != trainer):
@@ -254,9 +252,11 @@ class FrameworkCalibration(Frozen):
         ways: dict[str, str] = facts_data(framework).get("sends", {})
         gone = set(ways.values()).difference(in_release(ways, version))
         sent = tuple(fit for fit in self.weight_sync if fit.transport not in gone)
-        if any(in_release(facts_data(framework).get("wide_weights", {}).get(trainer, {}), version)):
-            # what goes to engines elsewhere has constants of the framework's own runs, which hold how wide it is
-            sent = tuple(fit.widened(trainer) if fit.transport == "colocated" else fit for fit in sent)
+        # what goes to engines elsewhere has constants of the framework's own runs, which hold how wide it is; facts say
+        # it again of every framework and release that runs on these constants
+        wide = any(in_release(facts_data(framework).get("wide_weights", {}).get(trainer, {}), version))
+        update = {"wide": (trainer,) if wide else ()}
+        sent = tuple(fit.model_copy(update=update) if fit.transport == "colocated" else fit for fit in sent)
         return self.model_copy(update={**changed, "bounds_groups": whole, "weight_sync": sent})
 
     def as_stranger(self) -> FrameworkCalibration:

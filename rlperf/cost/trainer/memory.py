@@ -206,8 +206,9 @@ def _before_update(
     first, second, last = counts
     scratch, scratch_loss = scratches
     single = layout.pipeline_parallel == 1
-    at_first = first * (stage.layers * one.dense + stage.routed_first * one.routed) + tower
-    at_second = second * (stage.layers * one.dense + stage.routed_between * one.routed)
+    at_first = first * (stage.layers * one.dense + stage.routed_first * one.routed) + tower + one.working
+    at_second = second * (stage.layers * one.dense + stage.routed_between * one.routed) + one.working
+    at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + ends + np.where(single, tower, 0.0)
     # states of a stage: that of a pipeline of one is the first and the last
     each = zip(states.first, states.embedding, states.last, states.head, strict=True)
     of_first, of_last = zip(
@@ -215,18 +216,20 @@ def _before_update(
     )
     of_second = states.between
     held_first, held_second, held_last = (np.asarray(sum(of)) for of in (of_first, of_second, of_last))
-    second_wins = (layout.pipeline_parallel > 2) & (at_second + held_second > at_first + held_first)
-    at_backward = np.where(second_wins, at_second, at_first) + one.working
-    held = np.where(second_wins, held_second, held_first)
-    at_loss = last * (stage.layers * one.dense + stage.routed_last * one.routed) + ends + np.where(single, tower, 0.0)
-    loss_wins = at_loss + logits + scratch_loss + (held_last - held) > at_backward + scratch
+    # states do not vary with the microbatch, what is loose does not with the data parallel: their sums vary with both
+    between = layout.pipeline_parallel > 2
+    second_wins = between & (at_second - at_first > held_first - held_second)
+    beside_scratch = at_loss + logits + (scratch_loss - scratch)
+    loss_wins = (beside_scratch - at_first > held_first - held_last) & (
+        ~between | (beside_scratch - at_second > held_second - held_last)
+    )
     weights, gradients, optimizer = (
         np.where(loss_wins, z, np.where(second_wins, b, f))
         for f, b, z in zip(of_first, of_second, of_last, strict=True)
     )
     return _Most(
         (weights, gradients, optimizer),
-        activations=np.where(loss_wins, at_loss, at_backward),
+        activations=np.where(loss_wins, at_loss, np.where(second_wins, at_second, at_first)),
         logits=np.where(loss_wins, logits, 0.0),
         scratch=np.where(loss_wins, scratch_loss, scratch),
     )

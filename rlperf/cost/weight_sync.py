@@ -190,12 +190,13 @@ def _exchanged_bytes(sent: float, shape: SyncShape) -> FloatArray:
 def export_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncShape) -> FloatArray:
     r"""Seconds until whole tensors lie where they are sent from: over expert parallel and, for one sender, all stages.
 
-    .. math:: t = \frac{t_{gather}(E; e)}{s} + (1 - 1/k)\, \frac{D + E / e}{W_{net}}
+    .. math:: t = \frac{t_{gather}(E; e)}{s} + (1 - 1/k)\, \frac{D / n + E / e}{W_{net}}
 
-    E, D bytes of routed experts and of the rest; e expert parallel (`all_gather_s`); s stages that export side by side
-    (``fit.senders`` = stages: each sends its own, and nothing crosses stages; else s = 1). One sender has the other
-    stages' tensors first: every device of a stage hands its own on, at its share of the network W_net, and k is the
-    number of scale-up domains over which the stages, outermost among the ranks, lie.
+    E, D bytes of routed experts and of the rest; e expert parallel (`all_gather_s`); n shards of a stage; s stages that
+    export side by side (``fit.senders`` = stages: each sends its own, and nothing crosses stages; else s = 1). Whoever
+    sends all has the other stages' tensors first: every device of a stage hands its own shard on, at its share of the
+    network W_net, before they are joined (Megatron-Bridge: broadcast over stages, then gathers); k is the number of
+    scale-up domains over which the stages, outermost among the ranks, lie.
     """
     f = np.float64
     stages, experts = np.asarray(shape.pipeline_parallel, f), np.maximum(np.asarray(shape.expert_parallel, f), 1.0)
@@ -204,8 +205,14 @@ def export_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: Sync
     if fit.senders == "stages":
         return np.asarray(gathered / np.maximum(stages, 1.0), f)
     spans = np.minimum(stages, np.ceil(np.asarray(shape.trainer_devices, f) / domain))
-    handed = (payload.dense_bytes + payload.expert_bytes / experts) / network_bytes_per_s(hw)
+    handed = (payload.dense_bytes / _stage_shards(shape) + payload.expert_bytes / experts) / network_bytes_per_s(hw)
     return np.asarray(gathered + (1.0 - 1.0 / np.maximum(spans, 1.0)) * handed, f)
+
+
+def _stage_shards(shape: SyncShape) -> FloatArray:
+    """Devices over which one stage of the trained weights is split: by tensor parallelism, or by FSDP [1]."""
+    stages = np.maximum(np.asarray(shape.pipeline_parallel, np.float64), 1.0)
+    return np.maximum(np.asarray(shape.trainer_shards, np.float64) / stages, 1.0)
 
 
 def _with_export_s(
@@ -220,16 +227,15 @@ def _with_export_s(
 
 
 def gather_s(hw: Hardware, payload: SyncPayload, shape: SyncShape) -> FloatArray:
-    r"""Seconds in which every trainer device gathers the shards that lie on other nodes, tensor by tensor [s].
+    r"""Seconds in which every trainer device gathers a stage's shards from other nodes, tensor by tensor [s].
 
     .. math:: t = M (1 - 1/k) / W_{net}
 
-    k nodes that one copy of the trained weights spans, W_net a device's share of the network [bytes/s]; what lies on
-    the own node comes over the fast links meanwhile.
+    k scale-up domains that one stage of the trained weights spans, W_net a device's share of the network [bytes/s];
+    what lies in the own domain comes over the fast links meanwhile.
     """
-    shards, per_node = np.asarray(shape.trainer_shards, np.float64), np.asarray(shape.devices_per_node, np.float64)
-    nodes = np.maximum(np.ceil(shards / per_node), 1.0)
-    return np.asarray(payload.bytes * (1.0 - 1.0 / nodes) / network_bytes_per_s(hw), np.float64)
+    domains = np.ceil(_stage_shards(shape) / float(hw.cluster.scale_up_domain))
+    return np.asarray(payload.bytes * (1.0 - 1.0 / domains) / network_bytes_per_s(hw), np.float64)
 
 
 def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape: SyncShape) -> FloatArray:
@@ -244,10 +250,10 @@ def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape:
     M = D + E; delta share of the bytes sent; r, r_e rates of the software path [bytes/s]; d trainer devices where
     each handles its own experts, else 1; N nodes that receive (or that the trainer's shards span), gamma growth per
     doubling; o 1 where the trainer's weights wait in host memory, r_o the rate at which each of the n_T trainer
-    devices fetches its share; t_wire `wire_s`; g `gather_s` where whole tensors are gathered first.
+    devices fetches its share; t_wire `wire_s`; g `gather_s` and `export_s` where whole tensors are gathered first.
     `HARDWARE_PATHS` have :math:`t_0 + x + t_{wire}`, or :math:`t_0 + \max(x, t_{wire})` where the next bucket is made
-    while one is sent; x = n t_n / s + q, and `export_s` (and g) before a packed broadcast; s pipeline stages that work
-    side by side.
+    while one is sent; x = n t_n / s + q, and `export_s` (and `gather_s`) before a packed broadcast; s pipeline stages
+    that work side by side.
 
     What goes tensor by tensor is bound by software at 2 to 90 GB/s of the policy's bytes, far below the links; packed
     broadcasts leave one device's port, and shard-to-shard paths use those of all devices. The constants hold per
@@ -272,5 +278,5 @@ def weight_sync_s(hw: Hardware, fit: WeightSyncFit, payload: SyncPayload, shape:
         moved = moved + np.asarray(shape.offloaded, f) * own / fit.offload_rate
     software = np.maximum(moved, wire)
     if fit.gathers:
-        software = software + gather_s(hw, payload, shape)
+        software = software + gather_s(hw, payload, shape) + export_s(hw, fit, payload, shape)
     return np.asarray(fit.fixed + payload.tensors * fit.per_tensor + payload.quantise_s + software, np.float64)

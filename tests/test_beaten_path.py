@@ -68,6 +68,12 @@ def test_a_sequence_is_not_cut_smaller_than_anybody_published() -> None:
     assert departures("Qwen3-8B", heads, longest=500).tolist() == [0, 3]
 
 
+def test_matrices_are_not_cut_finer_than_anybody_published() -> None:
+    """In a domain of 64 devices of GB200 a trainer of DeepSeek-V3 was planned at TP32."""
+    layout = Layout.of(tensor_parallel=[1, 8, 16, 32], data_parallel=[64, 8, 4, 2])
+    assert departures("Qwen2.5-32B", layout).tolist() == [0, 0, 1, 2]
+
+
 def test_experts_are_spread_inside_a_node_and_left_whole() -> None:
     layout = Layout.of(expert_parallel=[1, 4, 8, 16, 4], expert_tensor_parallel=[1, 1, 1, 1, 2], data_parallel=16)
     assert departures("Qwen3-30B-A3B", layout).tolist() == [2, 0, 0, 1, 1]

@@ -14,7 +14,8 @@ from rlperf.files import audit_config
 from rlperf.frameworks.export import write_job, write_plan
 from rlperf.frameworks.imports import import_config, job_of
 from rlperf.frameworks.run_of import from_job
-from rlperf.plan.answer.prediction import critic_use, memory_uses
+from rlperf.plan.answer.memory_uses import memory_uses
+from rlperf.plan.answer.prediction import critic_use
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.predict import predict_job

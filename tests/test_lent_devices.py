@@ -17,7 +17,7 @@ from rlperf.frameworks.export import plan_texts
 from rlperf.frameworks.imports import import_config
 from rlperf.layout import Layout
 from rlperf.plan.answer.gains import gains
-from rlperf.plan.answer.prediction import memory_uses
+from rlperf.plan.answer.memory_uses import memory_uses
 from rlperf.plan.compare import job_of_plan
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.timeline import step_view

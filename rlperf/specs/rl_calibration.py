@@ -24,7 +24,7 @@ from rlperf.specs.profiles import search_path
 from rlperf.specs.releases import in_release
 from rlperf.specs.stage_spread import BANDS, STAGES, StageFactors, StageSpread
 from rlperf.specs.trainer_pace import TrainerPace, load_trainer_paces
-from rlperf.units import BytesPerSecond, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
+from rlperf.units import Bytes, BytesPerSecond, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
 
 Transport = Literal[
     "colocated", "reshard", "nccl", "packed_broadcast", "shard_to_shard", "rdma", "checkpoint_engine",
@@ -58,6 +58,8 @@ class WeightSyncFit(Frozen):
     overlapped: bool = Field(False, description="the next bucket is made while one is sent")
     changed: NonNegativeFloat = Field(1.0, le=1.0, description="share of the bytes sent (delta transports)")
     gathers: bool = Field(False, description="whole tensors are gathered over the trainer's shards first")
+    from_host: bool = Field(False, description="parked weights are sent out of host memory, a bucket at a time")
+    bucket: Bytes = Field(0.0, description="of whole tensors on their way, on every device that shares with an engine")
     wide: tuple[str, ...] = Field((), description="trainers whose weights travel as they are kept, in 32 bits")
     sharded: bool = Field(False, description="every trainer device handles only its own part of the experts")
     provenance: Provenance

@@ -22,7 +22,7 @@ import run as measured_best
 
 from rlperf.errors import InfeasibleError
 from rlperf.layout import FloatArray
-from rlperf.plan.answer.prediction import memory_uses
+from rlperf.plan.answer.memory_uses import memory_uses
 from rlperf.plan.judge.decisions import decide
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import stage_means, stage_sigma_array

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from rlperf.api import facts_of
-from rlperf.plan.answer.prediction import memory_uses
+from rlperf.plan.answer.memory_uses import memory_uses
 from rlperf.plan.judge.budgets import scored_apart
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.judge.value import judged_objective

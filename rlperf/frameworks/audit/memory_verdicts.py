@@ -25,7 +25,7 @@ from rlperf.errors import Problem, RlperfError, SpecError
 from rlperf.frameworks.adapter import Source
 from rlperf.frameworks.imports import job_of, understand
 from rlperf.layout import FloatArray, Layout
-from rlperf.plan.answer.prediction import memory_uses
+from rlperf.plan.answer.memory_uses import memory_uses
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Holding
 from rlperf.plan.predict import held_by_job

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlperf.layout import FloatArray
+from rlperf.plan.answer.memory_uses import memory_uses
 from rlperf.plan.answer.plan import DefaultsComparison
-from rlperf.plan.answer.prediction import memory_uses
 from rlperf.plan.judge.decisions import Decision
 from rlperf.plan.judge.engine_cache import cache_shortage
 from rlperf.plan.judge.evaluate import Evaluation, Judge

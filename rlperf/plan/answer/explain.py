@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlperf.plan.answer.divisible import uneven_samples
-from rlperf.plan.answer.prediction import idle_fractions, memory_uses
+from rlperf.plan.answer.memory_uses import memory_uses
+from rlperf.plan.answer.prediction import idle_fractions
 from rlperf.plan.judge.at_once import evicted_share, refills
 from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.question.context import Context, TaskContext

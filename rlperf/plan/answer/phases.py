@@ -9,6 +9,7 @@ import numpy as np
 from rlperf.errors import SpecError
 from rlperf.plan.answer.divisible import divisible_batch
 from rlperf.plan.answer.explain import binding, differences
+from rlperf.plan.answer.memory_uses import memory_uses
 from rlperf.plan.answer.plan import (
     GroupTime,
     ParetoPoint,
@@ -19,7 +20,7 @@ from rlperf.plan.answer.plan import (
     RunnerUp,
     Sensitivity,
 )
-from rlperf.plan.answer.prediction import memory_uses, prediction_of
+from rlperf.plan.answer.prediction import prediction_of
 from rlperf.plan.judge.decisions import Decision, rl_step_groups
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.judge.stage_means import contenders

@@ -8,25 +8,22 @@ import numpy as np
 
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.layers import stack_of
-from rlperf.cost.memory_risk import ENGINE_SPREAD, out_of_memory_risk
 from rlperf.cost.trainer.knobs import first_knob
 from rlperf.cost.trainer.memory import DEVICE_PARTS
 from rlperf.cost.trainer.update import experts_timed
 from rlperf.plan.answer.gains import fewer_at_once, fewer_running, gains
 from rlperf.plan.answer.host_memory import host_note
+from rlperf.plan.answer.memory_uses import memory_uses
 from rlperf.plan.answer.plan import CalibrationUse, MemoryUse, PredictedStages, Prediction
 from rlperf.plan.answer.shares import rollout_shares, trainer_shares
 from rlperf.plan.answer.uses import CriticUse, ScorerUse
 from rlperf.plan.judge.at_once import WORTH_A_WORD, evicted_share, lost_share, preemptions
 from rlperf.plan.judge.engine_cache import cache_shortage
-from rlperf.plan.judge.evaluate import Evaluation, Holding
+from rlperf.plan.judge.evaluate import Evaluation
 from rlperf.plan.judge.timeline import step_view
 from rlperf.plan.question.context import Context, TaskContext
-from rlperf.plan.search.rollout_columns import awake_limits
 from rlperf.plan.search.splits import usage_of
-from rlperf.plan.search.trainer_columns import peak_limit
 from rlperf.sim.rl_step.demand import Demand
-from rlperf.sim.rl_step.site import TrainerStack
 from rlperf.sim.rl_step.stages import STAGES
 from rlperf.sim.rl_step.trainer_bytes import TrainerBytes
 from rlperf.specs.architecture import Architecture
@@ -169,60 +166,6 @@ def _cut(task: TaskContext, evaluation: Evaluation, *, timed: bool) -> tuple[str
         better = "" if enough is None else f": max_response_tokens {enough:,} would cut {100 * FEW_CUT:.0f} %"
         words.append(f"{when}{100 * cut:.1f} % of {whose} are cut at {cap:,} tokens and lose their reward{better}")
     return tuple(words)
-
-
-def memory_uses(context: Context, evaluation: Evaluation | Holding) -> dict[Role, MemoryUse]:
-    """Peak bytes per device of the engine and the trainer, neighbours on shared devices included."""
-    configuration = evaluation.configuration
-    colocated = configuration.shares_memory
-    trainer = context.trainers[evaluation.backend]
-    held, beside = evaluation.held, float(evaluation.memory.asleep_bytes[0]) if colocated else 0.0
-    uses: dict[Role, MemoryUse] = {
-        "rollout": _engine_use(context, evaluation, held, colocated),
-        "trainer": _trainer_use(context, trainer, held, beside, shared=context.site.critic_shared),
-    }
-    if evaluation.critic_held is not None:
-        uses["critic"] = _trainer_use(context, trainer, evaluation.critic_held)
-    return uses
-
-
-def _engine_use(context: Context, evaluation: Evaluation | Holding, held: TrainerBytes, colocated: bool) -> MemoryUse:
-    memory = evaluation.memory
-    parts = {
-        "weights": float(memory.weight_bytes[0]),
-        "activation and graphs": float(memory.workspace_bytes[0]),
-        "kv cache": float(memory.awake_bytes[0] - memory.weight_bytes[0] - memory.workspace_bytes[0]),
-    }
-    beside = float(memory.unbound_bytes[0])
-    if colocated:
-        parts["trainer, idle"] = float(held.idle.ravel()[0])
-        beside += parts["trainer, idle"]
-    whole, device = sum(parts.values()), context.rollout_hardware.device.usable_memory
-    low, high = ENGINE_SPREAD
-    return MemoryUse(
-        total=whole, low=whole - beside * (1.0 - low), high=whole + beside * (high - 1.0), limit=device,
-        allowed=float(awake_limits(context, np.asarray(beside))),
-        risk=float(out_of_memory_risk(beside, device - whole + beside, low, high)), parts=parts,
-    )  # fmt: skip
-
-
-def _trainer_use(
-    context: Context, trainer: TrainerStack, held: TrainerBytes, asleep: float = 0.0, *, shared: bool = False
-) -> MemoryUse:
-    parts = {name: float(np.ravel(getattr(held.parts, name))[0]) for name in DEVICE_PARTS}
-    if resident := float(held.reference.ravel()[0]):
-        parts["reference"] = resident
-    extra = float(held.peak.ravel()[0]) - sum(parts.values())
-    if extra > 1.0:
-        parts["critic" if shared else "scoring pass, beyond training"] = extra
-    if asleep:
-        parts["engine, asleep"] = asleep
-    whole, device = sum(parts.values()), context.hardware.device.usable_memory
-    low, high = trainer.calibration.memory_low, trainer.calibration.memory_high
-    return MemoryUse(
-        total=whole, low=low * whole, high=high * whole, limit=device, allowed=peak_limit(context, trainer),
-        risk=float(out_of_memory_risk(whole, device, low, high)), parts=parts,
-    )  # fmt: skip
 
 
 def idle_fractions(evaluation: Evaluation) -> dict[str, float]:
@@ -437,6 +380,8 @@ def _engine_knob(context: Context, use: MemoryUse) -> str:
         return "park the trainer's states in host memory (parked: true), or lower memory_fraction"
     if use.parts["weights"] > use.allowed:
         return "raise tensor_parallel: the weights alone are more"
+    if "kv cache" not in use.parts:
+        return "raise tensor_parallel, or split the trainer's weights further: both stand there in a weight sync"
     if use.parts["kv cache"] > use.total - use.allowed:  # narrower weights leave more of the share to it, not to others
         return "lower memory_fraction"
     return "raise tensor_parallel, and lower memory_fraction: all of the cache is less than that"

@@ -5,6 +5,7 @@ the frameworks' defaults take for a model and a device of its size:
 
 ==================================  ================================================================================
 sequences cut small                 a ring or Ulysses leaves a rank fewer than `RANK_TOKENS` of the longest sequence
+matrices cut small                  a trainer's tensor parallel beyond `TENSOR`, inside a domain of NVLink as outside
 experts not spread                  a mixture of experts on fewer than `EXPERTS_SPREAD` devices
 experts cut up, or spread far       expert tensor parallelism; expert parallelism beyond `experts_reach`
 pipeline without need               more stages than the least that run with experts in a domain and nothing offloaded
@@ -38,6 +39,9 @@ from rlperf.specs.pool import ATTRIBUTES
 RANK_TOKENS = 4096
 """Tokens of the longest sequence on a rank: no published run cuts it smaller (44 with a ring of Megatron-Bridge, NeMo,
 MLPerf, torchtitan and SimuMax; the RL recipes of NeMo-RL: 8,192 over 2, 16,384 over 4)."""
+TENSOR = 8
+"""Devices over which trainers cut matrices at most: none of 1,010 published training runs has more, in domains of 64
+and 72 devices either."""
 EXPERTS_SPREAD = 4
 """Devices over which experts are spread at least: no published run of Megatron, NeMo-RL, slime or verl has fewer."""
 EXPERT_BYTES = 6.0
@@ -83,7 +87,7 @@ def trainer_departures(
     domain : devices of a scale-up domain
     """
     most = max(longest_tokens // RANK_TOKENS, 1)
-    off = _beyond(layout.context_parallel * layout.ulysses, most)
+    off = _beyond(layout.context_parallel * layout.ulysses, most) + _beyond(layout.tensor_parallel, TENSOR)
     spread = layout.expert_parallel * layout.expert_tensor_parallel
     if architecture.experts is not None:
         least_spread = np.minimum(EXPERTS_SPREAD, layout.devices // layout.pipeline_parallel)

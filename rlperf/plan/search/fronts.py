@@ -29,6 +29,7 @@ def rollout_criteria(columns: RolloutColumns, alive: IntArray, mode: Mode) -> tu
         criteria.append(columns.group_s[alive])
     if MODES[mode].shares_devices or columns.lent_s is not None:
         criteria += [columns.awake_bytes[alive], columns.asleep_bytes[alive], columns.transition_s[alive]]
+        criteria.append(columns.waking_bytes[alive])
     if columns.lent_s is not None:
         criteria += list(columns.lent_s[alive].T)
     criteria += [columns.departures[alive].astype(np.float64), columns.doubled[alive]]
@@ -54,7 +55,7 @@ def trainer_criteria(
     if scored_apart:
         criteria.append(columns.trained_s[alive])
     if MODES[mode].shares_devices or lends:
-        criteria += [columns.peak_bytes[alive], columns.idle_bytes[alive]]
+        criteria += [columns.peak_bytes[alive], columns.idle_bytes[alive], columns.syncing_bytes[alive]]
     elif visited:
         criteria.append(columns.idle_bytes[alive])
         if columns.values_s.any():  # scorers stand in the way of the trainer's own scoring, not of a critic's values

@@ -57,6 +57,10 @@ IMPOSSIBLE = int(Reject.DEVICES | Reject.HEADS | Reject.LAYERS | Reject.EXPERTS)
 """What arithmetic rules out."""
 
 
+PHASES_OF_ENGINES = ("awake", "unbound", "asleep", "waking")
+"""Whose bytes columns have of an engine's memory."""
+
+
 @dataclass(frozen=True, eq=False)
 class RolloutColumns(RolloutStage):
     """Pools as flat columns: the stage (means over a demand's rl_steps) and what the search asks of them ``[columns]``.
@@ -70,6 +74,7 @@ class RolloutColumns(RolloutStage):
     kv_tokens : cache of a replica [tokens]
     awake_bytes, asleep_bytes : per device while it generates, and while a colocated trainer runs
     unbound_bytes : of the former what no share that the engine is told bounds
+    waking_bytes : while a colocated engine receives weights, and has no cache yet
     flags : `Reject`
     guessed : where seconds are no more than the least that a simulation leaves, since nobody has simulated them yet
     """
@@ -84,6 +89,7 @@ class RolloutColumns(RolloutStage):
     awake_bytes: FloatArray
     unbound_bytes: FloatArray
     asleep_bytes: FloatArray
+    waking_bytes: FloatArray
     flags: IntArray
     costs: tuple[EngineStepCost, ...]
     aparts: tuple[Apart | None, ...]
@@ -294,7 +300,7 @@ def _columns(
         writers=padded(writers, 0).astype(np.int64), slots=padded(m, 0).astype(np.int64),
         pace_s=np.stack([padded(each, np.inf) for each in paces[e].T], axis=1),
         transition_s=padded(2.0 * memory.weight_bytes / device.host_bandwidth, np.inf),
-        **{name: padded(getattr(memory, name), np.inf) for name in ("awake_bytes", "unbound_bytes", "asleep_bytes")},
+        **{f"{name}_bytes": padded(getattr(memory, f"{name}_bytes"), np.inf) for name in PHASES_OF_ENGINES},
         flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs, aparts=aparts,
         guessed=padded(guessed, 0).astype(np.bool_),

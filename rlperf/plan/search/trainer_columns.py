@@ -32,7 +32,8 @@ class TrainerColumns(TrainerStage):
     ----------
     token_budget : tokens per packed microbatch and replica
     departures, doubled : how far off the beaten path, and how many doublings on it (`rlperf.plan.search.beaten_path`)
-    peak_bytes, idle_bytes : per device while training, and while a colocated engine runs
+    peak_bytes, idle_bytes, syncing_bytes : per device while training, while a colocated engine runs, and while it
+        receives weights
     flags : `Reject`
     fits : whether memory, framework and nodes take it, whatever the batch divides by (`UNFIT`)
     dropped : `Reject` of the candidates that arithmetic rules out, which are not columns ``[dropped]``
@@ -43,6 +44,7 @@ class TrainerColumns(TrainerStage):
     doubled: FloatArray
     peak_bytes: FloatArray
     idle_bytes: FloatArray
+    syncing_bytes: FloatArray
     flags: IntArray
     fits: BoolArray
     dropped: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -273,10 +275,11 @@ def _needless_offload(context: Context, columns: TrainerColumns, settings: int) 
 def _fitting(context: Context, architecture: Architecture, demand: Demand, grid: TrainerGrid) -> TrainerColumns:
     """The grid's columns with their bytes for one demand, not yet timed."""
     count = len(grid.flags)
-    peak, idle, host, transition = (np.empty(count) for _ in range(4))
+    peak, idle, syncing, host, transition = (np.empty(count) for _ in range(5))
     parts = grid.bytes_of(context, architecture, demand, context.site, grid.layout)
     for rows, memory in zip(grid.rows(len(context.trainers)), parts, strict=True):
         peak[rows], idle[rows], host[rows] = memory.peak.ravel(), memory.idle.ravel(), memory.host.ravel()
+        syncing[rows] = memory.syncing.ravel()
         transition[rows] = transition_seconds(context.site, memory).ravel()
     flags = grid.flags | _memory_flags(context, grid.backend, grid.layout, peak, host)
     if context.site.critic_apart:
@@ -309,6 +312,7 @@ def _fitting(context: Context, architecture: Architecture, demand: Demand, grid:
         transition_s=transition,
         peak_bytes=peak,
         idle_bytes=idle,
+        syncing_bytes=syncing,
         low=np.ones(count),
         high=np.ones(count),
         flags=flags,

@@ -154,6 +154,11 @@ class ReplicaMemory:
     asleep_bytes: FloatArray
     kv_tokens: FloatArray
 
+    @property
+    def waking_bytes(self) -> FloatArray:
+        """While weights arrive, and no cache is there yet."""
+        return self.weight_bytes + self.asleep_bytes
+
 
 def replica_memory(
     site: Site,

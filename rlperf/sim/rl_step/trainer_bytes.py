@@ -18,6 +18,7 @@ from rlperf.sim.rl_step.cuts import cut_by_budget, most_scored_tokens, scoring_b
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.sim.rl_step.overheads import copies_gradients, holds_gradients_whole, routing_skew
 from rlperf.sim.rl_step.site import Site, TrainerStack
+from rlperf.sim.rl_step.stage_seconds import usual_sync_fit
 from rlperf.sim.rl_step.trainer_stage import with_optimizer
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.pool import Settings
@@ -27,11 +28,13 @@ from rlperf.specs.pool import Settings
 class TrainerBytes:
     """Bytes per device [bytes]: peak of training, while the engine runs, on the host, and parked there meanwhile.
 
+    ``syncing`` : while weights are sent to an engine that shares the device
     ``reference`` : of a reference that stays on the devices, in peak and idle beside ``parts``
     """
 
     peak: FloatArray
     idle: FloatArray
+    syncing: FloatArray
     host: FloatArray
     parked: FloatArray
     parts: MemoryParts
@@ -89,21 +92,30 @@ def trainer_bytes(
         scoring[more] = trainer_memory(*scored_by, forward_only=True).total
         beside = _beside_scoring(stack, parts, every, park, scoring_by[0] is networks[0][1])
         peak = np.maximum(peak, np.where(more, scoring + resident + beside, 0.0))
-    found = TrainerBytes(
-        peak=np.broadcast_to(peak, shape),
-        idle=np.broadcast_to(np.where(park == 1, kept, states) + parts.context, shape),
-        host=np.broadcast_to(every.host + waiting + reference - resident, shape),
-        parked=np.broadcast_to(waiting, shape),
-        parts=parts,
-        reference=np.broadcast_to(resident, shape),
-    )
+    idle, syncing = _beside_an_engine(stack, parts, states, kept, park)
+    each = peak, idle, syncing, every.host + waiting + reference - resident, waiting, resident
+    peak, idle, syncing, host, waiting, resident = (np.broadcast_to(held, shape) for held in each)
+    found = TrainerBytes(peak, idle, syncing, host, waiting, parts, resident)
     return _in_one_memory(found) if site.hardware.device.unified_memory else found
 
 
 def _in_one_memory(apart: TrainerBytes) -> TrainerBytes:
     """Where device and host have one memory, nothing leaves it for the host; parked states are back while it trains."""
     peak, idle = apart.peak + apart.host - apart.parked, apart.idle + apart.host
-    return replace(apart, peak=peak, idle=idle, host=np.zeros_like(apart.host))
+    return replace(apart, peak=peak, idle=idle, syncing=idle, host=np.zeros_like(apart.host))
+
+
+def _beside_an_engine(
+    stack: TrainerStack, parts: MemoryParts, states: FloatArray, kept: FloatArray, park: IntArray
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """What stands beside a colocated engine: while it runs, and while it is sent weights.
+
+    Parked weights are back on the devices for that, or come out of host memory a bucket at a time.
+    """
+    fit = usual_sync_fit(stack.framework, colocated=True)
+    sent = np.zeros(()) if fit.from_host else parts.weights
+    idle = np.where(park == 1, kept, states) + parts.context
+    return idle, np.where(park == 1, np.maximum(kept, sent) + parts.context, idle) + fit.bucket
 
 
 def _beside_scoring(

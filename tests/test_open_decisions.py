@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlperf.api import ask
 from rlperf.plan.judge.evaluate import Judge
 from rlperf.plan.planner import plan_job
-from rlperf.plan.question.context import resolve
+from rlperf.plan.question.context import resolve, with_trainers
 from rlperf.plan.search.rollout_columns import rollout_columns
 from rlperf.plan.search.screen import screen
 from rlperf.sim.rl_step.rollout_counted import SCREENED_RL_STEPS
@@ -118,3 +119,42 @@ def test_an_engine_whose_ranks_admit_apart_is_asked_for_as_many_requests_of_each
     layout = {"tensor_parallel": [2, 4, 8]}
     left, pinned = (plan_job(resolve(job_of({"max_running": m}, layout, **changes))) for m in (None, 4096))
     assert left.objective <= 1.002 * pinned.objective
+
+
+def test_a_degree_that_a_job_pins_is_a_choice_among_backends_that_open_it() -> None:
+    """Else context_parallel: 2 had a plan on FSDP2, which takes it when stated, that no open degree could have."""
+    data = {
+        "architecture": "Qwen2.5-32B", "cluster": "dgx_h200", "nodes": 3, "framework": "nemo_rl",
+        "tasks": [{"name": "t", "workload": "math", "prompts_per_step": 32, "group_size": 8,
+                   "max_response_tokens": 2048}],
+    }  # fmt: skip
+
+    def backends(framework: str = "nemo_rl", backend: str | None = None, **layout: int) -> tuple[str, ...]:
+        pools = [{"role": "trainer", "layout": layout, "settings": {"backend": backend}}]
+        job = Job.model_validate({**data, "framework": framework, "pools": pools})
+        return with_trainers(job).trainer_backends
+
+    assert set(backends()) == {"megatron", "fsdp2"} == set(backends(context_parallel=1))
+    assert backends(context_parallel=2) == ("megatron",)
+    assert backends(context_parallel=2, backend="fsdp2") == ("fsdp2",)
+    assert backends("openrlhf", tensor_parallel=2) == backends("openrlhf")
+
+
+def test_a_list_of_budgets_holds_what_each_of_them_would() -> None:
+    """miles runs a sequence above the budget by itself: a stated 8,192 had a plan that 8,192 among others had not."""
+    data: dict[str, Any] = {
+        "architecture": "Llama-3.1-8B", "cluster": "dgx_h200", "nodes": 1, "framework": "miles", "engine": "sglang",
+        "modes": ["colocated"], "tasks": [{"name": "t", "workload": "math", "prompts_per_step": 32, "group_size": 8,
+                                           "max_prompt_tokens": 1024, "max_response_tokens": 8192}],
+    }  # fmt: skip
+
+    def budgets(*stated: int) -> set[int | None]:
+        pools = [{"role": "trainer", "settings": {"token_budget": list(stated)}}]
+        question = ask(Job.model_validate({**data, "pools": pools}), to_plan=True)
+        task = question.context.tasks[0]
+        demand = task.source.demand(task.batches[0], None, 0)
+        found = screen(question.context, task, (demand,), question.facts).configurations
+        return {each.pool("trainer").settings.token_budget for each in found}
+
+    assert budgets(8192) == {8192}
+    assert 8192 in budgets(8192, 65536)

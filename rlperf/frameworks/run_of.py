@@ -26,8 +26,6 @@ from rlperf.specs.pool import LayoutChoice, PoolSettings, PoolSpec, Role
 from rlperf.specs.profiles import load_cluster, load_device
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.short_job import task_name
-from rlperf.specs.trainer_calibration import load_trainer
-from rlperf.specs.trainer_capability import DEGREES
 
 T = TypeVar("T")
 
@@ -229,7 +227,7 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         scorers=scorers,
     )
     devices = run.trainer.devices + (0 if run.traits.shares_devices else run.rollout.devices) + run.critic_devices
-    backend, scored = run.trainer.backend or _backend(job, run.trainer, folder), job.old_policy
+    backend, scored = run.trainer.backend or with_trainers(job, folder).trainer_backends[0], job.old_policy
     return replace(
         run,
         devices=devices,
@@ -238,14 +236,6 @@ def from_job(job: Job, devices_per_node: int, folder: Path | str | None = None) 
         trainer=run.trainer.having(backend=backend),
         rollout=run.rollout.having(backend=run.rollout.backend or job.engine),
     ).completed()
-
-
-def _backend(job: Job, trainer: TrainerRun, folder: Path | str | None) -> str:
-    """The trainer's backend where the job pins none: the first that opens every degree it takes, else the first."""
-    names = with_trainers(job, folder).trainer_backends
-    taken = [degree for degree in DEGREES if degree != "shard_size" and getattr(trainer, degree, 1) > 1]
-    able = (name for name in names if all(map(load_trainer(name, folder=folder).capability.searches, taken)))
-    return next(able, names[0])
 
 
 def _one(name: str, given: tuple[T, ...] | None, problems: list[Problem]) -> T | None:

@@ -23,15 +23,16 @@ stated, and how many of every mode, backend and precision are, however far.
 
 Of 40 jobs with one field of the batch open judged over screened objectives of its values are 4.9 % apart at most."""
 NEAR = 1.03
-"""How far above the best screened objective a candidate may be that stands for its number of trainer replicas."""
+"""How far above the best screened objective a candidate may be that stands for its numbers of trainer replicas and
+stages."""
 
 
 def finalists_of(context: Context, screened: Screened, share: int) -> list[Configuration]:
     """The best ``share`` candidates and the fastest by themselves; some of every mode, trainer backend and batch, or of
     rival tasks every device count, mode and variant.
 
-    Closed forms are off by the number of trainer replicas, which wait for each other (a single one waits for none): the
-    best of each number is heard too, where it is near.
+    Closed forms are off by the number of trainer replicas, which wait for each other (a single one waits for none), and
+    by that of stages, whose layers the judge shares out anew: the best of each two numbers is heard, too, where near.
     """
     if context.job.sharing == "devices":
         return _of_each_count(screened)
@@ -40,9 +41,10 @@ def finalists_of(context: Context, screened: Screened, share: int) -> list[Confi
     fastest = [screened.configurations[i] for i in np.argsort(screened.objective, kind="stable")[:FASTEST]]
     near = [c for c, priced in zip(screened.configurations, screened.priced, strict=True)
             if priced <= NEAR * screened.priced[0]]  # fmt: skip
-    replicas: dict[int, Configuration] = {}
+    replicas: dict[tuple[int, int], Configuration] = {}
     for configuration in near:
-        replicas.setdefault(configuration.pool("trainer").layout.data_parallel, configuration)
+        layout = configuration.pool("trainer").layout
+        replicas.setdefault((layout.data_parallel, layout.pipeline_parallel), configuration)
     return list(dict.fromkeys([*best, *fastest, *replicas.values(), *_of_each_recompute(near)]))
 
 

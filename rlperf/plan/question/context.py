@@ -31,6 +31,7 @@ from rlperf.specs.reader import Document, is_there, read_document, validate
 from rlperf.specs.rl_calibration import FrameworkCalibration, framework_trainers, load_framework_calibration
 from rlperf.specs.scorer import Scorer
 from rlperf.specs.trainer_calibration import TrainerCalibration, load_trainer
+from rlperf.specs.trainer_capability import DEGREES
 from rlperf.workload import PRESETS
 
 Found = TypeVar("Found")
@@ -344,12 +345,18 @@ def _rollout_hardware(job: Job, shared: Hardware, folder: Path | None) -> Hardwa
 
 
 def with_trainers(job: Job, folder: Path | str | None = None) -> Job:
-    """The job with its trainer backends named: where it says nothing, that of its trainer pool, or its framework's."""
+    """The job with its trainer backends named: where it says nothing, that of its trainer pool, or its framework's.
+
+    Of these where there are any, those that open every degree which the job pins: what a backend takes only when it is
+    stated is no choice of a plan that leaves the degree open, either.
+    """
     if job.trainer_backends:
         return job
-    stated = job.pool("trainer").settings.backend
-    names = (stated,) if stated else framework_trainers(job.framework, folder)
-    return job.model_copy(update={"trainer_backends": names})
+    pool = job.pool("trainer")
+    names = (pool.settings.backend,) if pool.settings.backend else framework_trainers(job.framework, folder)
+    pinned = [name for name in DEGREES if name != "shard_size" and min(getattr(pool.layout, name) or (1,)) > 1]
+    able = (name for name in names if all(map(load_trainer(name, folder=folder).capability.searches, pinned)))
+    return job.model_copy(update={"trainer_backends": tuple(able) or names})
 
 
 def before_any_log(context: Context, folder: Path | None, backends: Collection[str]) -> Context:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlperf.layout import FloatArray, IntArray
+from rlperf.layout import RECOMPUTE, FloatArray, IntArray
 from rlperf.plan.search.pareto import pareto_mask
 from rlperf.plan.search.rollout_columns import RolloutColumns
 from rlperf.plan.search.trainer_columns import TrainerColumns
@@ -42,6 +42,8 @@ def trainer_criteria(
 ) -> tuple[IntArray, FloatArray]:  # fmt: skip
     """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend.
 
+    And within equal rings and recompute.
+
     ``visited``: scorers take turns with the trainer, and need room beside it. ``scored_apart``: the judge may give
     scoring a larger budget than training's, with which columns are timed here, so that training counts by itself, too.
     ``lends``: engines wake on its devices.
@@ -50,7 +52,9 @@ def trainer_criteria(
     shards = np.where(layout.zero_stage >= 3, layout.shards, 1) * layout.tensor_parallel * layout.pipeline_parallel
     backend = columns.backend[alive]
     group = (shards * 64 + layout.tensor_parallel) * (backend.max(initial=0) + 1) + backend
-    group = group * 2 + columns.parked[alive]
+    # closed forms tell budgets of one grid apart, but not a ring from replicas, or recompute, by less than a percent
+    group = (group * 2 + columns.parked[alive]) * len(RECOMPUTE) + layout.activation_recompute
+    group = group * (layout.devices.max(initial=0) + 1) + layout.context_parallel * layout.ulysses
     criteria = [columns.busy_s[alive]]
     if scored_apart:
         criteria.append(columns.trained_s[alive])

@@ -86,11 +86,11 @@ BOTH = ("rollout", "trainer")
 
 
 def takes_longer(facts: FrameworkFacts | None, job: Job) -> bool:
-    """Whether a stated budget below the longest sequence runs: where such a one is a microbatch of its own.
+    """Whether stated budgets below the longest sequence run: where such a one is a microbatch of its own.
 
     The framework's rule about it is then one that it never notices (slime, miles, OpenRLHF); others stop.
     """
-    if facts is None or len(job.pool("trainer").settings.token_budget or ()) != 1:
+    if facts is None or not job.pool("trainer").settings.token_budget:
         return False
     return any(rule.id == BUDGET_RULE and rule.stage == "never" for rule in facts.rules_of())
 

@@ -254,6 +254,7 @@ class _Ranked:
                 take(positions[:PER_KIND], keep + PER_KIND * len(kinds))
             for positions in self._beside_the_best():
                 take(positions[:PER_POOL], len(kept.made) + PER_POOL)
+            take(self._of_each_pipeline(), 2 * keep + len(kept.made))
             variants = self._variants()
             for positions in variants if len(variants) > 1 else ():
                 take(positions[:PER_VARIANT], len(kept.made) + PER_VARIANT)
@@ -277,6 +278,16 @@ class _Ranked:
             np.concatenate([part.found.r for part in self.parts]), np.concatenate([part.found.t for part in self.parts])
         ) if len(ranked) else ():  # fmt: skip
             yield ranked[(self.part_of[ranked] == self.part_of[ranked[0]]) & (columns[ranked] == columns[ranked[0]])]
+
+    def _of_each_pipeline(self) -> IntArray:
+        """With the engines of the best the best of each two numbers of trainer replicas and stages."""
+        nothing = np.zeros(0, dtype=np.int64)
+        beside, number = next(self._beside_the_best(), nothing), [nothing]
+        for part in self.parts:
+            layout = part.source.trainer.layout
+            number.append((layout.data_parallel * 1000 + layout.pipeline_parallel)[part.found.t])
+        _, first = np.unique(np.concatenate(number)[beside], return_index=True)
+        return beside[np.sort(first)]
 
     def _variants(self, *, by_mode: bool = False) -> list[IntArray]:
         """Those of every `Configuration.variant` that a job lists; ``by_mode``: and of every mode."""

@@ -88,14 +88,15 @@ def with_all_running(judge: Judge, evaluation: Evaluation) -> Configuration | No
 
 
 def other_places(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
-    """The configuration with other numbers of requests at once, where groups stream.
+    """The configuration with other numbers of requests at once, where groups stream or batches run ahead.
 
     What the trainer waits for are the groups that end first, which end sooner beside fewer, or where the last to come
     are preempted. Closed forms see nobody preempted, and tell numbers apart by a percent or two: a stated one would be
     faster than what is planned where it is left open.
     """
     configuration, stated = evaluation.configuration, judge.context.job.pool("rollout").settings
-    if stated.max_running or not MODES[configuration.mode].streams:
+    mode = MODES[configuration.mode]
+    if stated.max_running or not (mode.streams or mode.runs_ahead):
         return []
     engine, share = configuration.pool("rollout"), _share(evaluation)
     now = min(engine.settings.max_running or share, share)

@@ -27,17 +27,16 @@ def test_a_model_that_one_device_does_not_hold_fits_on_more_with_adapters_or_sma
     job = rlperf.short_job(**WORDS)
     error = refused(job)
     assert error.fits == (
-        "on 4 devices", "with LoRA (the trainer's settings.lora_rank: 32)", "with Qwen2.5-1.5B",
+        "on 4 devices", "with LoRA on 2 devices (the trainer's settings.lora_rank: 32)", "with Qwen2.5-1.5B",
     )  # fmt: skip
-    assert str(error).endswith(
-        "\n  it fits on 4 devices, or with LoRA (the trainer's settings.lora_rank: 32), or with Qwen2.5-1.5B"
-    )
+    lora = "with LoRA on 2 devices (the trainer's settings.lora_rank: 32)"
+    assert str(error).endswith(f"\n  it fits on 4 devices, or {lora}, or with Qwen2.5-1.5B")
     assert all(
         rlperf.plan_job(each)
         for each in (
             rlperf.short_job(**{**WORDS, "gpus": 4}),
             rlperf.short_job(**{**WORDS, "model": "Qwen2.5-1.5B"}),
-            Job.model_validate({**job.stated(), "pools": [LORA]}),
+            Job.model_validate({**job.stated(), "pools": [LORA], "devices_per_node": 2}),
         )
     )
     for less in ({"gpus": 2}, {"model": "Qwen2.5-3B"}):  # the least of its kind
@@ -45,12 +44,12 @@ def test_a_model_that_one_device_does_not_hold_fits_on_more_with_adapters_or_sma
 
 
 def test_adapters_on_more_devices_are_named_where_those_are_fewer_than_all_weights_need() -> None:
-    """14B on one RTX 4090: 8 devices were named, and that LoRA takes 2 of them was not."""
+    """14B on one RTX 4090: 8 devices were named, and that LoRA takes 4 of them was not."""
     job = rlperf.short_job(**{**WORDS, "model": "Qwen3-14B", "max_response": "2k"}).stated()
     error = refused(Job.model_validate(job))
-    assert error.fits[:2] == ("on 8 devices", "with LoRA on 2 devices (the trainer's settings.lora_rank: 32)")
-    assert rlperf.plan_job(Job.model_validate({**job, "pools": [LORA], "devices_per_node": 2}))
-    assert refused(Job.model_validate({**job, "pools": [LORA]})).fits[0] == "on 2 devices"
+    assert error.fits[:2] == ("on 8 devices", "with LoRA on 4 devices (the trainer's settings.lora_rank: 32)")
+    assert rlperf.plan_job(Job.model_validate({**job, "pools": [LORA], "devices_per_node": 4}))
+    assert refused(Job.model_validate({**job, "pools": [LORA]})).fits[0] == "on 4 devices"
 
 
 def test_logits_of_long_sequences_fit_in_chunks() -> None:

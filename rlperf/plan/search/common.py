@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, product, zip_longest
+from typing import TypeVar
 
 from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.question.pool import PoolPlan
 from rlperf.plan.search.columns import ColumnStore
 from rlperf.plan.search.configuration import Configuration, by_arrangement
 from rlperf.plan.search.screen import Screened, screen
+from rlperf.plan.search.splits import longest_of_all
 from rlperf.processes import over_cores
 from rlperf.sim.rl_step.demand import Demand
 from rlperf.specs.framework import FrameworkFacts
 from rlperf.told import Tell, within
+
+Found = TypeVar("Found")
 
 ASKED = 16
 """Layouts of all tasks together that the others are asked for."""
@@ -70,15 +74,19 @@ def common_layouts(
 
     Asked for is what all tasks have among their candidates, the best of each, and engines of one with the trainer of
     another: 192 x 8 samples and 64 x 8 on 24 devices want engines for many requests and a trainer of eight ranks. Then
-    what the slowest tasks would have beside the trainer of the best that was found, and beside its engines.
+    what the slowest tasks would have beside the trainer of the best that was found, and beside its engines. Closed
+    forms see nobody preempted, so that too few engines may come first: the best of every split is heard, too.
     """
     each = max(ASKED // len(screenings), 1)
     slowest = sorted(screenings, key=lambda one: -float(one.found.priced[0]))[:ASKED]
     first, *others = screenings
     shared = [key for key in first.known if all(key in one.known for one in others)]
     best_of_each = (c for one in slowest for c in one.found.configurations[:each])
+    of_each_split = (
+        c for one in slowest for c in _of_each_split((c, c) for c in one.found.configurations if _runs_all(context, c))
+    )
     of_all = (one.known[key][0] for key in shared for one in screenings)
-    asked = by_arrangement(chain(best_of_each, of_all, _crossed(slowest)))
+    asked = by_arrangement(chain(best_of_each, of_all, _crossed(slowest), of_each_split))
     pieces = {one.task.task.name: one for one in screenings}
     made: dict[tuple[object, ...], tuple[float, tuple[Configuration, ...]]] = {}
     ranked: list[tuple[float, tuple[Configuration, ...]]] = []
@@ -99,7 +107,8 @@ def common_layouts(
         nearest = min(ranked[0][1], key=lambda one: one.off_path)
         beside = _beside(context, facts, nearest, slowest[:BESIDE])
         asked = by_arrangement(each for each in beside if each.arrangement not in heard)
-    return [configurations for _, configurations in ranked[:COMMON]]
+    apart = _of_each_split((configurations[0], configurations) for _, configurations in ranked)
+    return list(dict.fromkeys([*(configurations for _, configurations in ranked[:COMMON]), *apart]))
 
 
 def pinned_to(context: Context, like: Configuration, pools: Sequence[PoolPlan] | None = None) -> Context:
@@ -149,6 +158,20 @@ def _beside(
             # what a job states departs from nothing: the pool that is pinned here has left the path as far as it had
             left = (best.departures[0], each.departures[1]), (each.departures[0], best.departures[1])
             yield replace(each, departures=left[role == "trainer"])
+
+
+def _runs_all(context: Context, one: Configuration) -> bool:
+    """Whether its microbatches take the longest sequence of all tasks."""
+    budget = one.pool("trainer").settings.token_budget
+    return budget is None or budget >= longest_of_all(context)
+
+
+def _of_each_split(found: Iterable[tuple[Configuration, Found]]) -> list[Found]:
+    """The first with each mode and number of the engines' devices."""
+    kept: dict[tuple[object, ...], Found] = {}
+    for one, each in found:
+        kept.setdefault((one.mode, one.pool("rollout").devices), each)
+    return [*kept.values()]
 
 
 def _first(configurations: Sequence[Configuration], apart: Callable[[Configuration], object]) -> list[Configuration]:

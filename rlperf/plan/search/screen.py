@@ -25,7 +25,7 @@ from rlperf.plan.question.context import Context, TaskContext
 from rlperf.plan.search.columns import Columns, ColumnStore
 from rlperf.plan.search.configuration import Configuration
 from rlperf.plan.search.split_columns import ScreenedPairs, SplitColumns, truncates
-from rlperf.plan.search.splits import splits
+from rlperf.plan.search.splits import longest_of_all, splits
 from rlperf.plan.search.tally import Tally
 from rlperf.sim.remembered import Remembered
 from rlperf.sim.rl_step.demand import Demand
@@ -255,6 +255,8 @@ class _Ranked:
             for positions in self._beside_the_best():
                 take(positions[:PER_POOL], len(kept.made) + PER_POOL)
             take(self._of_each_pipeline(), 2 * keep + len(kept.made))
+            if context.takes_turns:
+                take(self._of_each_split(longest_of_all(context)), 2 * keep + len(kept.made))
             variants = self._variants()
             for positions in variants if len(variants) > 1 else ():
                 take(positions[:PER_VARIANT], len(kept.made) + PER_VARIANT)
@@ -288,6 +290,18 @@ class _Ranked:
             number.append((layout.data_parallel * 1000 + layout.pipeline_parallel)[part.found.t])
         _, first = np.unique(np.concatenate(number)[beside], return_index=True)
         return beside[np.sort(first)]
+
+    def _of_each_split(self, longest_tokens: int) -> IntArray:
+        """The best of each mode and number of the engines' devices that takes so long a sequence.
+
+        Tasks that take turns may share what is best for none of them, and whose budget runs the sequences of all.
+        """
+        splits, runs = [(part.source.split.mode, part.source.split.rollout) for part in self.parts], [np.zeros(0, bool)]
+        for part in self.parts:
+            runs.append(part.source.trainer.token_budget[part.found.t] >= longest_tokens)
+        ranked = self.ranked[np.concatenate(runs)[self.ranked]]
+        of = np.array([splits.index(each) for each in splits], dtype=np.int64)[self.part_of[ranked]]
+        return np.asarray(ranked[np.sort(np.unique(of, return_index=True)[1])])
 
     def _variants(self, *, by_mode: bool = False) -> list[IntArray]:
         """Those of every `Configuration.variant` that a job lists; ``by_mode``: and of every mode."""

@@ -217,3 +217,8 @@ def _shares(total: int, node: int) -> tuple[int, ...]:
     fine = smooth(count)
     both = {n for n in fine if count - n in fine}
     return tuple(n * unit for n in sorted({*range(step, count, step), *both}))
+
+
+def longest_of_all(context: Context) -> int:
+    """The longest sequence of any task [tokens]."""
+    return max(batch.longest_tokens for task in context.tasks for batch in task.batches)

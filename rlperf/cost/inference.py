@@ -15,7 +15,6 @@ from rlperf.cost.roofline import Array, as_float
 from rlperf.layout import FloatArray
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.engine_calibration import EngineCalibration
-from rlperf.specs.hardware import Hardware
 
 TOKEN_POINTS = np.array(
     [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384],
@@ -24,16 +23,17 @@ TOKEN_POINTS = np.array(
 """Token counts at which an `EngineStepCost` tabulates what depends on tokens alone."""
 
 
-def host_s(engine: EngineCalibration, hw: Hardware, arch: Architecture, running: Array) -> FloatArray:
+def host_s(replica: Replica, running: Array) -> FloatArray:
     """Scheduler, sampling, gaps and launches of one engine_step that kernels do not hide [s].
 
     `fixed_overhead_s` + per_request x running, and without CUDA graphs the launches of every layer, unless the engine
-    states what an eager kernel costs its host while the device works (`eager_s`). ``running``: requests of one
-    scheduler; of copies of the attention each has its own (`Replica.scheduled`).
+    states what an eager kernel costs its host while the device works (`eager_s`). ``running``: requests of the
+    replica; of copies of the attention each has a scheduler of its own (`Replica.scheduled`).
     """
+    engine, layers = replica.engine, replica.arch.layers
     bare = not engine.cuda_graphs and engine.eager_call is None
-    eager = engine.kernels_per_layer * arch.layers * hw.calibration.host.launch if bare else 0.0
-    return fixed_overhead_s(engine, arch) + engine.overhead.per_request * as_float(running) + eager
+    eager = engine.kernels_per_layer * layers * replica.hw.calibration.host.launch if bare else 0.0
+    return fixed_overhead_s(replica) + engine.overhead.per_request * replica.scheduled(running) + eager
 
 
 def eager_s(engine: EngineCalibration, arch: Architecture) -> float:
@@ -57,10 +57,11 @@ def uncaptured_layers(engine: EngineCalibration, arch: Architecture) -> FloatArr
     return np.where(captured < TOKEN_POINTS, float(arch.layers), 0.0)
 
 
-def fixed_overhead_s(engine: EngineCalibration, arch: Architecture) -> float:
-    """step + per_layer x layers + per_expert_layer x layers with routed experts [s]."""
-    own, routed = engine.overhead, float(stack_of(arch).routes.sum())
-    return own.step + own.per_layer * arch.layers + own.per_expert_layer * routed
+def fixed_overhead_s(replica: Replica) -> FloatArray:
+    """step + per_layer x layers + per_expert_layer x layers with routed experts, spread ones with their own [s]."""
+    own, routed = replica.engine.overhead, float(stack_of(replica.arch).routes.sum())
+    each = own.per_expert_layer + np.where(replica.expert > 1.0, own.per_spread_layer, 0.0)
+    return np.asarray(own.step + own.per_layer * replica.arch.layers + each * routed)
 
 
 def padded(engine: EngineCalibration, running: Array) -> FloatArray:
@@ -90,7 +91,7 @@ def decode_step_s(replica: Replica, running: Array, kv_tokens: Array) -> FloatAr
     batch, scale = padded(engine, running), engine.overhead.kernel_scale
     device = total_in_engine(token_operators(replica, batch, batch), scale)
     device = device + total_in_engine(decode_operators(replica, running, kv_tokens), scale)
-    return host_s(engine, replica.hw, arch, replica.scheduled(running)) + np.maximum(device, eager_s(engine, arch))
+    return host_s(replica, running) + np.maximum(device, eager_s(engine, arch))
 
 
 def prefill_s(replica: Replica, requests: Array, query_tokens: Array, kv_tokens: Array | None = None) -> FloatArray:
@@ -108,7 +109,7 @@ def prefill_s(replica: Replica, requests: Array, query_tokens: Array, kv_tokens:
     device = device + total_in_engine(prefill_operators(replica, requests, q, k), scale)
     layers = np.interp(as_float(requests) * q, TOKEN_POINTS, uncaptured_layers(engine, arch))
     issued = np.maximum(eager_s(engine, arch), engine.overhead.uncaptured * layers)
-    return host_s(engine, replica.hw, arch, replica.scheduled(requests)) + np.maximum(device, issued)
+    return host_s(replica, requests) + np.maximum(device, issued)
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _host_of(replica: Replica, running: float, operators: list[Operator]) -> flo
     """Host seconds beside the operators of one engine_step: its own, and what eager calls exceed the device by."""
     engine, arch = replica.engine, replica.arch
     device = float(total_in_engine(operators, engine.overhead.kernel_scale))
-    own = float(host_s(engine, replica.hw, arch, replica.scheduled(running)))
+    own = float(host_s(replica, running))
     return own + max(eager_s(engine, arch) - device, 0.0)
 
 
@@ -245,7 +246,7 @@ def tabulated(
         tokens=TOKEN_POINTS,
         linear_s=linear + _held_up_s(replica, scale, low, line),
         mixed_linear_s=np.maximum(linear, engine.overhead.uncaptured * uncaptured_layers(engine, arch)),
-        host_s=float(host_s(engine, hw, arch, 0.0)) + float(heads[0]) - batch * head_each,
+        host_s=float(np.max(host_s(replica, 0.0))) + float(heads[0]) - batch * head_each,
         host_per_request_s=float(np.max(replica.scheduled(engine.overhead.per_request))) + head_each,
         decode_fixed_s=fixed,
         decode_per_request_s=per_request,
@@ -301,7 +302,7 @@ def with_overhead(
     per_expert_layer: float = 0.0,
     uncaptured: float = 0.0,
 ) -> EngineCalibration:
-    """The engine with other overheads, for fits [s, 1, s, s, s, s]."""
+    """The engine with other overheads, for fits [s, 1, s, s, s, s]; what it states of spread experts stays."""
     changes = {
         "step": step,
         "per_layer": per_layer,

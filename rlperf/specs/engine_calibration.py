@@ -25,6 +25,9 @@ class EngineOverhead(Frozen):
     step: Seconds = Field(0.0, description="scheduler and detokenising per engine_step, not hidden behind kernels")
     per_layer: Seconds = Field(0.0, description="gaps between kernels, per layer and engine_step")
     per_expert_layer: Seconds = Field(0.0, description="routing and gaps around experts, per mixture-of-experts layer")
+    per_spread_layer: Seconds = Field(
+        0.0, description="beside it where experts are spread over devices: a device's own among all choices; not fitted"
+    )
     per_request: Seconds = Field(description="the same per running request")
     uncaptured: Seconds = Field(
         0.0, description="issuing the kernels of a layer in an engine_step with prompts, while the device works"

@@ -148,6 +148,7 @@ def _profile(pooled: Pooled, served: ServingRows, seen: BoolArray, profile: Engi
         {
             **{key: f"{values[place] * values[-1] * 1e6:.4g} us" for place, key in enumerate(CONSTANTS[:-1])},
             "kernel_scale": round(float(values[-1]), 4),
+            "per_spread_layer": f"{before.per_spread_layer * 1e6:.4g} us",
             "row_ids": tuple(sorted(case.row.row_id for case in mine)),
             "quality": before.quality,
         }

@@ -503,7 +503,7 @@ def test_no_engine_is_faster_than_the_data_sheet(device: str) -> None:
 
 
 def test_a_device_s_own_among_all_choices_are_found_in_every_layer_whose_experts_are_spread() -> None:
-    """SGLang's rows lack 22 us a layer; with the experts cut over the devices, as with dense layers, there is nothing."""
+    """SGLang's rows lack 22 us a layer; with experts cut over the devices, as with dense layers, there is nothing."""
     sglang, arch = load_engine_calibration("sglang"), load_architecture("Qwen3-30B-A3B")
     none = sglang.model_copy(update={"overhead": sglang.overhead.model_copy(update={"per_spread_layer": 0.0})})
     cut, spread = (Layout.of(tensor_parallel=4, expert_parallel=each) for each in (1, 4))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlperf.cost.stage_ends import stage_ends
 from rlperf.plan.judge.evaluate import Evaluation, Judge
 from rlperf.plan.search.candidates import token_budgets
 from rlperf.plan.search.configuration import Configuration
@@ -83,8 +84,9 @@ def without_chunks(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
     chunks, stated = configuration.pool("trainer").layout.virtual_pipeline, asked.layout.virtual_pipeline
     if chunks == 1 or 1 not in (stated or (1,)):
         return []
-    ends = asked.settings.first_stage_layers, asked.settings.last_stage_layers
     whole = configuration.with_whole_stages()
-    if ends == (None, None):  # those of the chunks are not these stages'
-        whole = whole.with_trainer(first_stage_layers=None, last_stage_layers=None)
+    layers, stages = judge.task.architecture.layers, whole.pool("trainer").layout.pipeline_parallel
+    # those of the chunks are not these stages'
+    first, last = stage_ends(layers, stages, asked.settings.first_stage_layers, asked.settings.last_stage_layers)
+    whole = whole.with_trainer(first_stage_layers=first, last_stage_layers=last)
     return [whole] if judge.peak(evaluation, whole) <= judge.room(evaluation) else []

@@ -83,7 +83,7 @@ def common_layouts(
     shared = [key for key in first.known if all(key in one.known for one in others)]
     best_of_each = (c for one in slowest for c in one.found.configurations[:each])
     of_each_split = (
-        c for one in slowest for c in _of_each_split((c, c) for c in one.found.configurations if _runs_all(context, c))
+        c for one in slowest for c in _first((c for c in one.found.configurations if _runs_all(context, c)), _split)
     )
     of_all = (one.known[key][0] for key in shared for one in screenings)
     asked = by_arrangement(chain(best_of_each, of_all, _crossed(slowest), of_each_split))
@@ -107,8 +107,8 @@ def common_layouts(
         nearest = min(ranked[0][1], key=lambda one: one.off_path)
         beside = _beside(context, facts, nearest, slowest[:BESIDE])
         asked = by_arrangement(each for each in beside if each.arrangement not in heard)
-    apart = _of_each_split((configurations[0], configurations) for _, configurations in ranked)
-    return list(dict.fromkeys([*(configurations for _, configurations in ranked[:COMMON]), *apart]))
+    every = [configurations for _, configurations in ranked]
+    return list(dict.fromkeys([*every[:COMMON], *_first(every, lambda each: _split(each[0]))]))
 
 
 def pinned_to(context: Context, like: Configuration, pools: Sequence[PoolPlan] | None = None) -> Context:
@@ -138,7 +138,7 @@ def _under_each(
 def _crossed(screenings: Sequence[Screening]) -> Iterator[Configuration]:
     """The first engines of the tasks with the first trainers, of one mode and as many devices as either had."""
     in_turn = [each for rank in zip_longest(*(one.found.configurations for one in screenings)) for each in rank if each]
-    engines, trainers = (_first(in_turn, apart) for apart in (_engines, _trainers))
+    engines, trainers = (_first(in_turn, apart, CROSSED) for apart in (_engines, _trainers))
     for one, other in product(engines, trainers):
         alike = (one.mode, one.staleness, one.scorers) == (other.mode, other.staleness, other.scorers)
         if alike and one.pool("rollout").devices == other.pool("rollout").devices:
@@ -166,22 +166,18 @@ def _runs_all(context: Context, one: Configuration) -> bool:
     return budget is None or budget >= longest_of_all(context)
 
 
-def _of_each_split(found: Iterable[tuple[Configuration, Found]]) -> list[Found]:
-    """The first with each mode and number of the engines' devices."""
-    kept: dict[tuple[object, ...], Found] = {}
-    for one, each in found:
-        kept.setdefault((one.mode, one.pool("rollout").devices), each)
+def _first(found: Iterable[Found], apart: Callable[[Found], object], most: int | None = None) -> list[Found]:
+    """The first ones, at ``most`` so many, that differ in a part of them."""
+    kept: dict[object, Found] = {}
+    for each in found:
+        kept.setdefault(apart(each), each)
+        if len(kept) == most:
+            break
     return [*kept.values()]
 
 
-def _first(configurations: Sequence[Configuration], apart: Callable[[Configuration], object]) -> list[Configuration]:
-    """The first few that differ in a part of them."""
-    found: dict[object, Configuration] = {}
-    for each in configurations:
-        found.setdefault(apart(each), each)
-        if len(found) == CROSSED:
-            break
-    return list(found.values())
+def _split(configuration: Configuration) -> object:
+    return configuration.mode, configuration.pool("rollout").devices
 
 
 def _engines(configuration: Configuration) -> object:

@@ -40,9 +40,8 @@ def trainer_criteria(
     columns: TrainerColumns, alive: IntArray, mode: Mode, *, visited: bool = False, scored_apart: bool = False,
     lends: bool = False,
 ) -> tuple[IntArray, FloatArray]:  # fmt: skip
-    """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend.
-
-    And within equal rings and recompute.
+    """(group, criteria): compared within equal shards and backend, on which weight sync and overheads depend, and
+    within equal rings and recompute.
 
     ``visited``: scorers take turns with the trainer, and need room beside it. ``scored_apart``: the judge may give
     scoring a larger budget than training's, with which columns are timed here, so that training counts by itself, too.

@@ -57,8 +57,8 @@ IMPOSSIBLE = int(Reject.DEVICES | Reject.HEADS | Reject.LAYERS | Reject.EXPERTS)
 """What arithmetic rules out."""
 
 
-PHASES_OF_ENGINES = ("awake", "unbound", "asleep", "waking")
-"""Whose bytes columns have of an engine's memory."""
+ENGINE_BYTES = ("awake_bytes", "unbound_bytes", "asleep_bytes", "waking_bytes")
+"""What columns have of an engine's memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +300,7 @@ def _columns(
         writers=padded(writers, 0).astype(np.int64), slots=padded(m, 0).astype(np.int64),
         pace_s=np.stack([padded(each, np.inf) for each in paces[e].T], axis=1),
         transition_s=padded(2.0 * memory.weight_bytes / device.host_bandwidth, np.inf),
-        **{f"{name}_bytes": padded(getattr(memory, f"{name}_bytes"), np.inf) for name in PHASES_OF_ENGINES},
+        **{name: padded(getattr(memory, name), np.inf) for name in ENGINE_BYTES},
         flags=np.concatenate([why, flags[~can_cost]]),
         costs=costs, aparts=aparts,
         guessed=padded(guessed, 0).astype(np.bool_),

@@ -288,8 +288,7 @@ class _Ranked:
         for part in self.parts:
             layout = part.source.trainer.layout
             number.append((layout.data_parallel * 1000 + layout.pipeline_parallel)[part.found.t])
-        _, first = np.unique(np.concatenate(number)[beside], return_index=True)
-        return beside[np.sort(first)]
+        return _first_of_each(beside, np.concatenate(number)[beside])
 
     def _of_each_split(self, longest_tokens: int) -> IntArray:
         """The best of each mode and number of the engines' devices that takes so long a sequence.
@@ -301,7 +300,7 @@ class _Ranked:
             runs.append(part.source.trainer.token_budget[part.found.t] >= longest_tokens)
         ranked = self.ranked[np.concatenate(runs)[self.ranked]]
         of = np.array([splits.index(each) for each in splits], dtype=np.int64)[self.part_of[ranked]]
-        return np.asarray(ranked[np.sort(np.unique(of, return_index=True)[1])])
+        return _first_of_each(ranked, of)
 
     def _variants(self, *, by_mode: bool = False) -> list[IntArray]:
         """Those of every `Configuration.variant` that a job lists; ``by_mode``: and of every mode."""
@@ -312,6 +311,11 @@ class _Ranked:
         variants = [variant(part.source) for part in self.parts]
         of = np.array([variants.index(each) for each in variants], dtype=np.int64)[self.part_of[self.ranked]]
         return [self.ranked[of == code] for code in np.unique(of)]
+
+
+def _first_of_each(positions: IntArray, group: IntArray) -> IntArray:
+    """The first position of every group, in their order."""
+    return np.asarray(positions[np.sort(np.unique(group, return_index=True)[1])])
 
 
 def _screened(ranked: _Ranked, kept: Kept, demands: tuple[Demand, ...], tally: Tally) -> Screened:

@@ -245,29 +245,28 @@ class SplitColumns:
         return flags
 
     def _fit_together(self, r: IntArray, t: IntArray) -> BoolArray:
-        """Shared or lent devices: engine awake beside the idle trainer, asleep beside the training one.
+        """Whether nothing is too much on shared or lent devices ``[pairs]``."""
+        return np.asarray(np.maximum.reduce(self._too_much(r, t)) <= 0.0)
 
-        And where they share them, its weights beside those that are sent.
+    def _too_much(self, r: IntArray, t: IntArray) -> list[FloatArray]:
+        """Bytes per device beyond what is allowed, by phase ``[pairs]``; negative where there is room.
+
+        The engine awake beside the idle trainer, and asleep beside the training one, where they are on the same
+        devices; and where they share them, the engine's weights, which are certain, beside those that it is sent.
         """
-        over = (self._over_awake(r, t), self._over_asleep(r, t), self._over_waking(r, t))
-        return np.asarray(np.maximum.reduce(over) <= 0.0)
-
-    def _over_awake(self, r: IntArray, t: IntArray) -> FloatArray:
-        """Bytes per device that a running engine and the trainer beside it have too many ``[pairs]``."""
-        rollout, idle = self.rollout, self.trainer.idle_bytes[t]
-        return rollout.awake_bytes[r] + idle - awake_limits(self.context, rollout.unbound_bytes[r] + idle)
-
-    def _over_asleep(self, r: IntArray, t: IntArray) -> FloatArray:
-        """The same of a trainer at its peak beside an engine that sleeps ``[pairs]``."""
-        peak = self.rollout.asleep_bytes[r] + self.trainer.peak_bytes[t]
-        return np.asarray(peak - peak_limits(self.context, self.trainer.backend[t]))
-
-    def _over_waking(self, r: IntArray, t: IntArray) -> FloatArray:
-        """The same of a weight sync on shared devices: the engine's weights are certain, what is beside is not."""
-        if not MODES[self.split.mode].shares_devices:
-            return np.zeros(len(r))
-        rollout, syncing = self.rollout, self.trainer.syncing_bytes[t]
-        return rollout.waking_bytes[r] + syncing - awake_limits(self.context, rollout.asleep_bytes[r] + syncing)
+        rollout, trainer, context = self.rollout, self.trainer, self.context
+        shared, nothing = MODES[self.split.mode].shares_devices, np.zeros(len(r))
+        together = shared or context.borrows
+        idle = trainer.idle_bytes[t] if together else nothing
+        asleep = rollout.asleep_bytes[r] if together else nothing
+        over = [
+            rollout.awake_bytes[r] + idle - awake_limits(context, rollout.unbound_bytes[r] + idle),
+            asleep + trainer.peak_bytes[t] - peak_limits(context, trainer.backend[t]),
+        ]
+        if shared:
+            syncing = trainer.syncing_bytes[t]
+            over.append(rollout.waking_bytes[r] + syncing - awake_limits(context, asleep + syncing))
+        return over
 
     def lacking(self, r: IntArray, t: IntArray) -> FloatArray:
         """Bytes per device that pairs lack, where a lenient screen lets memory pass; a cache too small lacks a device.
@@ -276,16 +275,9 @@ class SplitColumns:
         """
         if not self.forgiven & Reject.MEMORY:
             return np.zeros(len(r))
-        rollout, trainer, context = self.rollout, self.trainer, self.context
-        if MODES[self.split.mode].shares_devices or context.borrows:
-            over = [self._over_awake(r, t), self._over_asleep(r, t), self._over_waking(r, t)]
-        else:
-            over = [
-                rollout.awake_bytes[r] - awake_limits(context, rollout.unbound_bytes[r]),
-                trainer.peak_bytes[t] - peak_limits(context, trainer.backend[t]),
-            ]
-        small = (rollout.flags[r] & int(Reject.KV)) > 0
-        missing = sum(np.maximum(each, 0.0) for each in over) + small * context.hardware.device.usable_memory
+        small = (self.rollout.flags[r] & int(Reject.KV)) > 0
+        missing = sum(np.maximum(each, 0.0) for each in self._too_much(r, t))
+        missing = missing + small * self.context.hardware.device.usable_memory
         return np.asarray(missing)
 
     @cached_property

@@ -566,16 +566,17 @@ def test_served_rows(measured_data: Path) -> None:
     assert sum(others.values()) < 0.02 * report.rows and 0 < report.refused[TOLD_AGAIN] < 0.06 * report.rows
     primary = [one for one in report.predictions if one.metric == "tpot_ms"]
     names = {row.row_id: (row.text("architecture"), row.text("gpu")) for row in table}
-    # seen rows are never reported; where nobody timed its attention, no fit takes rows of GLM-5
+    # seen rows are never reported; no fit takes those of GLM-5, where nobody timed its attention, nor drafted ones
     unseen = [one for one in primary if not one.used_in_calibration]
-    assert {names[one.row_id] for one in unseen} == {("GLM-5", "mi355x")}
+    drafted = {("DeepSeek-R1", "b200_sxm"), ("DeepSeek-R1", "h200_sxm"), ("Qwen3.5-397B-A17B", "b200_sxm")}
+    assert {names[one.row_id] for one in unseen} == {("GLM-5", "mi355x"), *drafted}
     assert sum(one.low <= one.measured <= one.high for one in unseen) >= 0.8 * len(unseen)
     groups = predict_groups(file, table, "configuration", refits=refits(file))
     lines = {
         (one.metric, one.group): one for one in left_out_report("inference", file.name, "configuration", groups).lines
     }
     whole = lines["tpot_ms", ALL]
-    assert whole.rows > 1600
+    assert whole.rows > 1500
     assert whole.left_out.median < 8.5 and whole.left_out.mean < 12.0
     assert 0.86 < whole.left_out.inside < 0.95 and whole.left_out.width < 60.0
     assert lines["tokens_per_s_per_gpu", ALL].left_out.mean < 19.0

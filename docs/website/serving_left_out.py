@@ -39,9 +39,10 @@ def apart_rows(figures: Sequence[PredictedFigure], names: Mapping[str, Sequence[
     for one in figures:
         device, engine, *_ = names[one.row_id]
         kind = "extrapolated" if one.extrapolated else "covered"
-        for group in (kind, device, f"{engine} {device}"):
+        drafted = ["drafted"] * any(text.startswith("speculation=") for text in one.assumed)
+        for group in (kind, *drafted, device, f"{engine} {device}"):
             groups.setdefault(group, []).append(one)
-    first = [name for name in ("all", "covered", "extrapolated") if name in groups]
+    first = [name for name in ("all", "covered", "extrapolated", "drafted") if name in groups]
     names_in_order = (*first, *sorted(set(groups) - set(first), key=lambda name: (" " in name, name)))
     return [_apart_row(name, len(groups[name]), errors_of(groups[name])) for name in names_in_order]
 

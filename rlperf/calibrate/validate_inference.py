@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from rlperf.calibrate.serving.drafts import wider
 from rlperf.calibrate.serving.rows import NEEDED, CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
@@ -91,7 +92,7 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
     spread = basis.spread
     found = []
     for metric, measured, predicted in wanted:
-        low, high = spread.low, spread.high
+        low, high = wider(spread.low, spread.high, case.speculation)
         if metric == LOOP:
             low, high = case.engine.spread_first_token.low, case.engine.spread_first_token.high
         if metric == "tokens_per_s_per_gpu":

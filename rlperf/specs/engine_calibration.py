@@ -328,21 +328,13 @@ def of_release(engine: EngineCalibration, release: str) -> EngineCalibration:
     return known[release,]
 
 
-_BUILDS_APART = ("1.2.0rc6.post3",)
-"""Builds that are releases of their own: this one's rows of DeepSeek-R1 take 0.54 to 0.74 of what those of rc6.post2
-take of the same loads (4 pairs), as drafted tokens would make them."""
-
-
 def release_of(version: str) -> str:
     """The release of a version as people write it: its first two numbers, or the word that it starts with.
 
-    >>> [release_of(one) for one in ("0.12.1", "v0.19.0rc2", "1.2.0rc6.post2", "v1.2.0rc6.post3", "nightly-2026", "")]
-    ['0.12', '0.19', '1.2', '1.2.0rc6.post3', 'nightly', '']
+    >>> [release_of(one) for one in ("0.12.1", "v0.19.0rc2", "1.2.0rc6.post2", "nightly-2026", "")]
+    ['0.12', '0.19', '1.2', 'nightly', '']
     """
-    written = version.strip().lower()
-    if (build := written.removeprefix("v")) in _BUILDS_APART:
-        return build
-    found = re.match(r"v?(\d+\.\d+)|([a-z]+)", written)
+    found = re.match(r"v?(\d+\.\d+)|([a-z]+)", version.strip().lower())
     return (found.group(1) or found.group(2)) if found else ""
 
 

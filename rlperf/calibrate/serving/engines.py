@@ -18,6 +18,7 @@ from rlperf.errors import Problem, SpecError
 from rlperf.layout import FloatArray
 from rlperf.specs.calibration import Quality, Spread
 from rlperf.specs.engine_calibration import EngineCalibration, EngineOverhead
+from rlperf.specs.speculation import NONE
 
 SPLIT = (
     "per engine, architecture, device and mode: the quarter of its configurations (dtype, layout) with the lowest "
@@ -57,8 +58,10 @@ def _readable(table: Table) -> Iterator[ServingCase]:
 
 
 def measured_of(case: ServingCase) -> list[Measured]:
-    """The case with its primary metric; none where the row publishes neither."""
+    """The case with its primary metric; none where the row publishes neither, or where tokens were drafted."""
     row = case.row
+    if case.speculation != NONE:
+        return []
     tpot, rate = row.number("measured_tpot_ms"), row.number("measured_output_tokens_per_s_per_gpu")
     if tpot:
         return [(case, "tpot_ms", tpot)]

@@ -24,6 +24,7 @@ from rlperf.calibrate.columns import (
     stated,
     text,
 )
+from rlperf.calibrate.serving.drafts import per_token, speculation_of
 from rlperf.calibrate.tables import Row
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.dtypes import dtype_of
@@ -264,6 +265,7 @@ class ServingCase(Reading):
     load: float = derived(_load, name="concurrency")
     repeated: float = derived(_repeated, name="repeated_prompts")
     each: float = derived(_each, name="requests_of_each_client")
+    speculation: str = column(text, lambda case: speculation_of(case.row))
 
     @property
     def layout(self) -> Layout:
@@ -322,7 +324,7 @@ class CostTable:
 
     def __init__(self) -> None:
         self._costs: dict[tuple[object, ...], tuple[EngineStepCost, float]] = {}
-        self._by_tokens: dict[tuple[str, str], ByTokens] = {}
+        self._by_tokens: dict[tuple[str, str, str], ByTokens] = {}
 
     def bare(self, case: ServingCase, scale: float = 1.0) -> tuple[EngineStepCost, float]:
         """Cost of an engine_step whose kernels take ``scale`` times as long as alone, with no host time; slots."""
@@ -340,13 +342,14 @@ class CostTable:
     def _found(
         self, case: ServingCase, engine: EngineCalibration, key: tuple[object, ...]
     ) -> tuple[EngineStepCost, float]:
-        where = case.configuration, case.kv_dtype
+        where = case.configuration, case.kv_dtype, case.speculation
         key = (*key, *where, case.isl, case.osl, case.cached)
         if key not in self._costs:
             replica = Replica.of(case.arch, case.hardware, engine, case.layout, case.gemm_dtype, case.kv_dtype)
             if where not in self._by_tokens:
                 self._by_tokens[where] = ByTokens.of(replica)
             cost = tabulated(replica, self._by_tokens[where], typical_context=case.isl + case.osl / 2.0)
+            cost = per_token(cost, replica, case.speculation)
             slots = float(max_running(replica, case.isl, case.osl))
             self._costs[key] = (cost.behind_prefix(case.cached), slots)
         return self._costs[key]

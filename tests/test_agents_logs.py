@@ -27,6 +27,7 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tools", "factor", "alike"), [(False, 1.0, True), (True, 1.0, True), (True, 2.0, False)])
 def test_a_log_of_agents_is_held_against_trajectories(tmp_path: Path, tools: bool, factor: float, alike: bool) -> None:
     """Its mean was held against that of a turn, 1/27 of it: turns were scaled to it, and training was predicted with 20

@@ -171,6 +171,7 @@ def judged(most: int | None = None, job: dict[str, Any] = JOB) -> tuple[Context,
     return context, Judge(context, task).evaluate(demand, found.configurations[0])
 
 
+@pytest.mark.slow
 def test_a_plan_that_runs_ahead_pays_for_contexts_that_are_evicted() -> None:
     """Agents that run ahead stood at less than half of what engines take that read every context again."""
     _, stale = judged(job={**JOB, "limits": {"staleness": 3}})
@@ -273,6 +274,7 @@ def test_those_under_way_between_two_syncs_are_as_many_as_little_says() -> None:
         assert found.mean() == pytest.approx(mean, rel=0.05) and found[0] >= found[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [16, 32, 48])
 def test_environments_for_a_few_groups_are_no_slower_than_for_fewer(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 32 trajectories of groups of 8 on four replicas, 16 were under way at once in the events.

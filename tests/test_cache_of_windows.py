@@ -51,6 +51,7 @@ def test_no_more_requests_hold_a_window_than_the_cache_has_room_for(tmp_path: Pa
     assert float(found.kv_tokens[0]) == pytest.approx((float(whole[0]) - held * each) / token, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_places_that_the_cache_has_no_room_for_change_nothing(tmp_path: Path) -> None:
     """Nothing fitted with 64, and TRL, whose engine takes the whole batch at once, had no plan for a model of 7B."""
     pinned = {"memory_fraction": 0.9}

@@ -120,6 +120,7 @@ def test_a_mixed_batch_takes_the_best_of_several_numbers_at_once(tmp_path: Path)
         rlperf.plan_job(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.2", "0.3"])
 @pytest.mark.parametrize("mode", ["colocated", "async"])
 def test_releases_that_count_microbatches_are_planned_so(version: str, mode: str, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_the_maximum_that_cuts_few_is_one_for_the_rl_steps_that_are_warned_of(
     assert longer[0] < 0.08 < longer[1]
 
 
+@pytest.mark.slow
 def test_a_horizon_past_the_recording_goes_along_its_trend(growing: LengthModel, tmp_path: Path) -> None:
     save_model(growing, tmp_path / "growing.yaml")
     whole, fine, once = (
@@ -77,6 +78,7 @@ def test_predict_and_plan_count_the_same_rl_steps(growing: LengthModel, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_recorded_rl_steps_are_planned_as_they_were(growing: LengthModel, tmp_path: Path) -> None:
     drawn = sample_rl_steps(growing, range(RECORDED), 16, 8, max_response_tokens=12288)
     write_table(drawn, tmp_path / "own.csv")

@@ -118,6 +118,7 @@ def test_what_tasks_pay_anyway_is_no_reason_to_call_them_less_simple() -> None:
     assert plan.bound == pytest.approx(plan.objective, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["time", "devices"])
 def test_a_size_is_of_an_rl_step_of_all_tasks(sharing: str) -> None:
     """It was the mean of the tasks': two in turns, 6 min 52 s and 39 s, met a target of 5 min with 3 min 45 s."""

@@ -298,6 +298,7 @@ def test_products_that_a_device_has_no_unit_for_are_refused(
         resolve(validate(document, Job), document=document)
 
 
+@pytest.mark.slow
 def test_tasks_that_take_turns_are_asked_together() -> None:
     """The table had the first task's rl_step, 6 min 52 s, for two that take 7 min 31 s, and the first task's gain."""
     asked = job(framework="verl", max_response="2k").stated()

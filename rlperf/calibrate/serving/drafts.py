@@ -64,7 +64,7 @@ DRAFTED = (
 experts cut instead of spread 1.3 to 1.9 times as long in 14 pairs); no other pair of a build lies beyond 1.45 but one
 of Kimi-K2.5, of 4.0, which is slow. Three drafts are what a recipe of TensorRT-LLM has. Qwen3.5 has no pair: four B200
 take 5.1, 6.1 and 8.6 ms with 4, 8 and 16 clients where eight take 7.8, 8.9 and 10.6, and four with experts spread
-10.8 and 12.6, alike from 128 clients on, as where drafts stop paying, and their first tokens come twice as many of their
+10.8 and 12.6, alike from 128 clients on, as where drafts stop paying, and first tokens come twice as many of their own
 times per token later; one draft is nearest."""
 
 

@@ -17,6 +17,7 @@ from rlperf.plan.answer.plan import Phase
 from rlperf.plan.question.words import layout_words
 from rlperf.plan.search.beaten_path import (
     DOUBLING,
+    SHARED_FRACTION,
     OffPath,
     doublings,
     experts_reach,
@@ -151,6 +152,21 @@ def test_an_engine_spans_the_domains_that_its_weights_need() -> None:
 def test_an_engine_with_room_for_a_few_requests_is_off_the_path() -> None:
     layout, short = Layout.of(tensor_parallel=[1, 2, 4]), short_cache(np.array([3e4, 1e5, 3e5]), 16384.0)
     assert rollout_departures(layout, np.ones(3, dtype=np.bool_), 8, np.zeros(3), short).tolist() == [1, 0, 0]
+
+
+@pytest.mark.slow
+def test_engines_beside_a_waiting_trainer_leave_it_the_memory_that_published_ones_do() -> None:
+    """A share that is stated departs from nothing; bold plans, and engines on devices of their own, take what helps."""
+    asked = short_job("Qwen3-8B", gpus=8, framework="verl", mode="colocated", max_response=16384, prompts=256)
+
+    def shared(**changes: object) -> tuple[float, bool]:
+        phase = plan_job(Job.model_validate(asked.model_dump() | changes)).phases[0]
+        return phase.pool("rollout").settings.memory_fraction or 0.0, phase.off_path
+
+    assert shared() == (SHARED_FRACTION, False)
+    assert shared(objective={"bold": True})[0] > SHARED_FRACTION
+    stated = PoolSpec.model_validate({"role": "rollout", "settings": {"memory_fraction": 0.9}})
+    assert shared(pools=[stated.model_dump()]) == (0.9, False)
 
 
 @pytest.mark.slow

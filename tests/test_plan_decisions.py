@@ -359,7 +359,7 @@ class Named(NamedTuple):
 def test_a_configuration_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two finalists that preempt become one with a larger cache: it is not a plan's own runner-up."""
     roomy: Any = Named("roomy", 8192)
-    monkeypatch.setattr(tuning, "with_more_cache", lambda judge, one: None if one.configuration is roomy else roomy)
+    monkeypatch.setattr(tuning, "with_more_cache", lambda judge, one: [] if one.configuration is roomy else [roomy])
     monkeypatch.setattr(tuning, "with_parked_trainer", lambda judge, evaluation: None)
     judged: Any = tuning.judge_all
     judge: Any = SimpleNamespace(
@@ -376,7 +376,7 @@ def test_a_configuration_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_maximum_that_cuts_too_much_is_not_judged_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths grow: what an earlier group of rl_steps may still cut at, a later one may not."""
-    monkeypatch.setattr(tuning, "with_more_cache", lambda judge, evaluation: None)
+    monkeypatch.setattr(tuning, "with_more_cache", lambda judge, evaluation: [])
     monkeypatch.setattr(tuning, "with_parked_trainer", lambda judge, evaluation: None)
     judged: Any = tuning.judge_all
     limits = SimpleNamespace(truncated_fraction=0.05)
@@ -414,7 +414,10 @@ def test_what_takes_too_long_in_a_group_is_not_chosen_there(monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_agents_whose_contexts_are_evicted_get_a_larger_cache() -> None:
-    """Closed forms do not see what is read again: stated engines with more memory were 22 % faster."""
+    """Closed forms do not see what is read again: stated engines with more memory were 22 % faster.
+
+    Off the beaten path, where shares beside a trainer are free.
+    """
     task = {"name": "a", "workload": "software_engineering", "prompts_per_step": 32, "group_size": 8,
             "max_response_tokens": 32768}  # fmt: skip
     wide = {"role": "rollout", "layout": {"tensor_parallel": 4}}
@@ -427,6 +430,7 @@ def test_agents_whose_contexts_are_evicted_get_a_larger_cache() -> None:
                 nodes=1,
                 pools=[wide | settings],
                 framework="verl",
+                objective={"bold": True},
             )
         )
         for settings in ({}, {"settings": {"memory_fraction": 0.8}})

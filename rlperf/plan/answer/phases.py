@@ -99,9 +99,17 @@ def _tokens(demand: Demand) -> dict[str, float]:
 
 
 def _simplest(chosen: Evaluation, tied: list[Evaluation]) -> tuple[str, ...]:
-    """What the simplest of the tied candidates does otherwise; nothing where the chosen one is as simple."""
-    simple = min(tied, key=lambda evaluation: sum(evaluation.configuration.doublings), default=chosen)
-    if sum(simple.configuration.doublings) >= sum(chosen.configuration.doublings):
+    """What the simplest of the tied candidates does otherwise; nothing where the chosen one is as simple.
+
+    Of those that are no further off the beaten path.
+    """
+
+    def steps(evaluation: Evaluation) -> float:
+        return sum(evaluation.configuration.doublings)
+
+    near = [one for one in tied if one.configuration.off_path[0] <= chosen.configuration.off_path[0]]
+    simple = min(near, key=steps, default=chosen)
+    if steps(simple) >= steps(chosen):
         return ()
     return tuple(differences(chosen.configuration, simple.configuration))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from rlperf.layout import Layout
 from rlperf.plan.judge.budgets import WORTH
@@ -27,24 +28,26 @@ def cache_shortage(evaluation: Evaluation | Holding) -> str:
     return "" if held >= least_cache(request) else words
 
 
-def with_more_cache(judge: Judge, evaluation: Evaluation) -> Configuration | None:
-    """The configuration with the largest share of memory for its engines that fits, or None where none computes again.
+def with_more_cache(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
+    """The configuration with the largest share of memory for its engines that fits, and on the beaten path.
 
-    Requests of one batch start together and are fully grown together, so that a cache for half-grown ones runs over;
-    contexts whose tools run are evicted for those that decode. Two shares with equal closed forms are one to the
-    screen, which keeps the smaller.
+    None where none computes again. Requests of one batch start together and are fully grown together, so that a cache
+    for half-grown ones runs over; contexts whose tools run are evicted for those that decode. Two shares with equal
+    closed forms are one to the screen, which keeps the smaller.
     """
     configuration, context = evaluation.configuration, judge.context
     if not _short(evaluation):
-        return None
+        return []
     now = configuration.pool("rollout").settings.memory_fraction or 0.0
     idle = float(evaluation.held.idle.ravel()[0]) if configuration.shares_memory else 0.0
+    fitting = []
     for share in sorted((each for each in memory_fractions(context) if each > now), reverse=True):
         larger = configuration.with_rollout(memory_fraction=share)
         memory = judge.holds(evaluation.demand, larger).memory
         if memory.awake_bytes[0] + idle <= awake_limits(context, memory.unbound_bytes + idle)[0]:
-            return larger
-    return None
+            fitting.append(larger)
+    on_path = (each for each in fitting if each.departures <= configuration.departures)
+    return list(dict.fromkeys([*fitting[:1], *islice(on_path, 1)]))
 
 
 def with_parked_trainer(judge: Judge, evaluation: Evaluation) -> Configuration | None:

@@ -114,7 +114,7 @@ def judge_all(
         tell(number / len(finalists), "judging")
         judged([configuration])
     judged(with_parked_trainer(judge, evaluation) for evaluation in [*found.values()][len(before) :])
-    judged(with_more_cache(judge, evaluation) for evaluation in [*found.values()][len(before) :])
+    judged(one for evaluation in [*found.values()][len(before) :] for one in with_more_cache(judge, evaluation))
     if facts is not None and facts.states_stages:
         judged(judge.staged(evaluation) for evaluation in [*found.values()][len(before) :])
     if facts is not None and facts.states_scoring:

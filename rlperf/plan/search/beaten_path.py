@@ -13,6 +13,7 @@ pipeline without work               fewer microbatches than stages
 pipeline cut oddly                  stages that are neither a power of two nor a divisor of the layers
 replicas across nodes               an engine beyond the scale-up domains that leave room beside its weights
 cache of a few requests             an engine without room for `FEW_LONGEST` of the longest
+memory full beside a trainer        engines that take more than `SHARED_FRACTION` of devices on which a trainer waits
 ==================================  ================================================================================
 
 *Doublings* of every degree but data parallel, and switches turned on, are how much there is to get wrong on the path.
@@ -44,6 +45,10 @@ TENSOR = 8
 and 72 devices either."""
 EXPERTS_SPREAD = 4
 """Devices over which experts are spread at least: no published run of Megatron, NeMo-RL, slime or verl has fewer."""
+SHARED_FRACTION = 0.7
+"""Share of a device's memory that engines take at most beside a trainer that waits there: none of 46 published rl_steps
+that state it has more (0.2 to 0.7, 38 of them 0.6), and frameworks' defaults are 0.3 (TRL), 0.5 (verl) and 0.6
+(NeMo-RL). What communicators and fragments of a waiting trainer keep is in no data."""
 EXPERT_BYTES = 6.0
 """Of a routed expert's parameter with its gradient: 2 and 4 [bytes]."""
 DOUBLING = 0.005
@@ -141,6 +146,16 @@ def rollout_departures(
     for alike in (fits, fits & (weight_share <= WEIGHT_SHARE)):
         least = _least(domains, together, alike, least)
     return _beyond(domains, least) + short
+
+
+def crowding(memory_fraction: FloatArray | float, usual: float = SHARED_FRACTION) -> IntArray:
+    """Departures of engines beside a trainer that waits on their devices: tenths of the memory beyond the usual share.
+
+    >>> crowding(np.array([0.3, 0.7, 0.8, 0.9])).tolist(), int(crowding(0.9, 0.9))
+    ([0, 0, 1, 2], 0)
+    """
+    tenths = 10.0 * (np.asarray(memory_fraction) - usual)
+    return np.asarray(np.ceil(np.maximum(np.round(tenths, 6), 0.0)), dtype=np.int64)
 
 
 def _least(values: IntArray, group: IntArray, fits: BoolArray, otherwise: IntArray) -> IntArray:

@@ -143,8 +143,8 @@ def _crossed(screenings: Sequence[Screening]) -> Iterator[Configuration]:
         alike = (one.mode, one.staleness, one.scorers) == (other.mode, other.staleness, other.scorers)
         if alike and one.pool("rollout").devices == other.pool("rollout").devices:
             beside = (pool for pool in other.pools if pool.role != "rollout")
-            departures = one.departures[0], other.departures[1]
-            yield replace(other, pools=(one.pool("rollout"), *beside), departures=departures)
+            departures = one.layout_departures[0], other.layout_departures[1]
+            yield replace(other, pools=(one.pool("rollout"), *beside), layout_departures=departures)
 
 
 def _beside(
@@ -156,8 +156,9 @@ def _beside(
         pinned = pinned_to(context, best, kept)
         for each in screen(pinned, one.task, one.demands, facts, keep=FOUND).configurations:
             # what a job states departs from nothing: the pool that is pinned here has left the path as far as it had
-            left = (best.departures[0], each.departures[1]), (each.departures[0], best.departures[1])
-            yield replace(each, departures=left[role == "trainer"])
+            of_best, of_each = best.layout_departures, each.layout_departures
+            left = (of_best[0], of_each[1]) if role == "rollout" else (of_each[0], of_best[1])
+            yield replace(each, layout_departures=left, usual_fraction=best.usual_fraction)
 
 
 def _runs_all(context: Context, one: Configuration) -> bool:

@@ -13,7 +13,7 @@ from rlperf.cost.stage_ends import stage_ends
 from rlperf.layout import Layout
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.pool import BatchSettings, PoolPlan, ScorerPlan
-from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, doublings
+from rlperf.plan.search.beaten_path import EXPERTS_SPREAD, SHARED_FRACTION, crowding, doublings
 from rlperf.plan.search.rollout_columns import RolloutColumns, engine_settings
 from rlperf.plan.search.trainer_columns import TrainerColumns
 from rlperf.sim.rl_step.cuts import cut_by_budget
@@ -28,7 +28,9 @@ from rlperf.specs.pool import LayoutValues, Role
 class Configuration:
     """Mode, batch, the pools of every role, and the scorers beside them.
 
-    ``departures`` : how far off the beaten path its engines and its trainer lie (`rlperf.plan.search.beaten_path`)
+    ``layout_departures`` : how far off the beaten path the layouts of its engines and its trainer lie
+    ``usual_fraction`` : share of memory for engines beside a waiting trainer from which on they leave it
+    (both `rlperf.plan.search.beaten_path`)
     """
 
     mode: Mode
@@ -36,7 +38,8 @@ class Configuration:
     batch: Batch
     pools: tuple[PoolPlan, ...]
     scorers: tuple[ScorerPlan, ...] = ()
-    departures: tuple[int, int] = field(default=(0, 0), compare=False)
+    layout_departures: tuple[int, int] = field(default=(0, 0), compare=False)
+    usual_fraction: float = field(default=SHARED_FRACTION, compare=False)
 
     def pool(self, role: Role) -> PoolPlan:
         """The pool that serves ``role``."""
@@ -53,6 +56,14 @@ class Configuration:
     def arrangement(self) -> tuple[object, ...]:
         """All but the batch: nothing has to be moved or restarted between two with the same."""
         return (self.mode, self.staleness, self.pools, self.scorers)
+
+    @property
+    def departures(self) -> tuple[int, int]:
+        """How far off the beaten path its engines and its trainer lie."""
+        engines, trainer = self.layout_departures
+        if MODES[self.mode].shares_devices:
+            engines += int(crowding(self.pool("rollout").settings.memory_fraction or 0.0, self.usual_fraction))
+        return engines, trainer
 
     @property
     def off_path(self) -> tuple[int, tuple[int, int]]:

@@ -13,7 +13,7 @@ from rlperf.cost.memory_risk import ENGINE_SPREAD, PHASES, spread_at
 from rlperf.cost.reject import Reject
 from rlperf.layout import BoolArray, FloatArray, IntArray, Layout
 from rlperf.plan.question.context import Context
-from rlperf.plan.search.beaten_path import doublings, rollout_departures
+from rlperf.plan.search.beaten_path import SHARED_FRACTION, doublings, rollout_departures
 from rlperf.plan.search.candidates import Shape, rollout_layouts
 from rlperf.sim.rl_step.counted_ends import counted_ends_s
 from rlperf.sim.rl_step.demand import Demand
@@ -219,6 +219,11 @@ def memory_fractions(context: Context) -> tuple[float, ...]:
     stays = context.job.pool("trainer").settings.parked is False
     shared = any(MODES[mode].shares_devices for mode in context.job.modes)
     return (*BESIDE_STATES, *MEMORY_FRACTIONS) if stays and shared else MEMORY_FRACTIONS
+
+
+def usual_fraction(context: Context) -> float:
+    """The largest of them beside a waiting trainer that does not leave the beaten path: what a job states does not."""
+    return max(SHARED_FRACTION, min(memory_fractions(context)))
 
 
 def places_tried(streams: bool, turns: bool = False) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ from rlperf.layout import BoolArray, FloatArray, IntArray, taken
 from rlperf.plan.question.context import Context
 from rlperf.plan.question.objective import Usage, objective_of
 from rlperf.plan.question.pool import PoolPlan
-from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, price, rollout_departures
+from rlperf.plan.search.beaten_path import ROLLOUT_OWN, TRAINER_OWN, OffPath, crowding, price, rollout_departures
 from rlperf.plan.search.configuration import Configuration, rollout_pool, trainer_pools
 from rlperf.plan.search.fronts import rollout_criteria, trainer_criteria, undominated
-from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits
+from rlperf.plan.search.rollout_columns import RolloutColumns, awake_limits, usual_fraction
 from rlperf.plan.search.rules import EngineRules, pair_rule_flags
 from rlperf.plan.search.scorer_columns import ScorerColumn
 from rlperf.plan.search.splits import Split
@@ -190,9 +190,11 @@ class SplitColumns:
     def _price(self, r: IntArray, t: IntArray, seconds: FloatArray, objective: FloatArray) -> FloatArray:
         """What leaving the beaten path adds to the objective of pairs ``[pairs]``."""
         rollout, trainer, spread = self.rollout, self.trainer, self.context.rollout_hardware.calibration.spread
+        shares = MODES[self.split.mode].shares_devices
+        crowded = crowding(rollout.memory_fraction[r], usual_fraction(self.context)) if shares else 0
         engines = OffPath(
-            rollout.makespan_s[r], log_sigma(spread.low, spread.high), ROLLOUT_OWN, rollout.departures[r],
-            rollout.doubled[r] + (not MODES[self.split.mode].shares_devices),
+            rollout.makespan_s[r], log_sigma(spread.low, spread.high), ROLLOUT_OWN, rollout.departures[r] + crowded,
+            rollout.doubled[r] + (not shares),
         )  # fmt: skip
         sigma = log_sigma(trainer.low[t], trainer.high[t])
         own = OffPath(trainer.busy_s[t], sigma, TRAINER_OWN, trainer.departures[t], trainer.doubled[t])
@@ -218,7 +220,8 @@ class SplitColumns:
             batch=self.demand.batch,
             pools=(engines, *trained),
             scorers=tuple(each.plan for each in self.beside),
-            departures=(int(self.rollout.departures[r]), int(self.trainer.departures[t])),
+            layout_departures=(int(self.rollout.departures[r]), int(self.trainer.departures[t])),
+            usual_fraction=usual_fraction(self.context),
         )
 
     @cached_property

@@ -74,7 +74,7 @@ def phase_of(
         ties=tuple(tuple(differences(configuration, other.configuration)) for other in tied[:NAMED_TIES]),
         simplest=_simplest(chosen, tied),
         pareto=tuple(front(context, decision, column, fits)),
-        off_path=any(configuration.departures) and not context.job.objective.bold,
+        off_path=any(configuration.layout_departures) and not context.job.objective.bold,
         binds=(*binding(context, decision.task, chosen), *helps),
     )
 

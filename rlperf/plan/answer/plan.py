@@ -321,7 +321,7 @@ class Phase(Frozen):
     )
     sensitivity: tuple[Sensitivity, ...] = ()
     pareto: tuple[ParetoPoint, ...] = ()
-    off_path: bool = Field(False, description="it does what no published recipe does")
+    off_path: bool = Field(False, description="its layouts are none that published recipes have")
     binds: tuple[str, ...] = Field((), description="what holds the choice back: memory, tail, divisibility ...")
 
     def pool(self, role: Role) -> PoolPlan:

@@ -44,6 +44,7 @@ def test_what_a_row_drafts_is_stated_or_told_by_its_publication(tmp_path: Path) 
     assert drafted.speculation == "mtp:3" and any("speculation=mtp:3" in text for text in drafted.assumed)
     others: list[dict[str, str]] = [
         {"engine_version": "1.2.0rc6.post2"}, {"group": "mine"}, {"speculation": "none"}, {"engine": "vllm"},
+        {"architecture": "gpt-oss-120b", "gemm_dtype": "mxfp4"},
     ]  # fmt: skip
     for cells in others:
         assert case(tmp_path, **cells).speculation == "none"

@@ -80,13 +80,13 @@ SEE_FAR = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm_moe_dsa", "nemotron_h")
 Qwen3-Next (several steps), GLM-5 (one layer shared by three steps), Nemotron 3 (shared heads); all recalled."""
 
 
-def sees_far(family: str, prediction_layers: int) -> bool:
-    """Whether a model's own layer was trained to draft several tokens in a row, or it has a layer for each.
+def sees_far(method: Method, family: str, prediction_layers: int) -> bool:
+    """Whether what drafts was trained to draft several tokens in a row, or the model has a layer for each.
 
     DeepSeek's, MiMo's and GLM-4.5's single layer was trained to see one token ahead. EAGLE-3 heads are all trained on
     their own drafts (arXiv 2503.01840, section 3.1).
     """
-    return family in SEE_FAR or prediction_layers > 1
+    return method != "mtp" or family in SEE_FAR or prediction_layers > 1
 
 
 def tokens_per_step(first: float, falls: float, drafts: int) -> float:

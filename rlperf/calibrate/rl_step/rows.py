@@ -304,7 +304,7 @@ def _draft_acceptance(row: StepRow) -> float | None:
     if found is None or wanted is None:
         return None
     fit, arch = load_speculation().of(wanted.method), row.architecture
-    falls = fit.fall(wanted.method != "mtp" or sees_far(arch.family, arch.prediction_layers)) if fit else 1.0
+    falls = fit.fall(sees_far(wanted.method, arch.family, arch.prediction_layers)) if fit else 1.0
     return first_of(float(found.group(1)), falls, wanted.most)
 
 

@@ -88,7 +88,7 @@ def per_token(cost: EngineStepCost, replica: Replica, word: str) -> EngineStepCo
 
 def _yield(replica: Replica, wanted: DraftSetting) -> Yield:
     """Tokens of an engine_step, by heads made for their model."""
-    far = wanted.method != "mtp" or sees_far(replica.arch.family, replica.arch.prediction_layers)
+    far = sees_far(wanted.method, replica.arch.family, replica.arch.prediction_layers)
     return load_speculation().tokens(wanted, trained=True, far=far)
 
 

@@ -100,7 +100,7 @@ def far_of(method: Method, model: str) -> bool:
         arch = load_architecture(model)
     except SpecError:
         return True
-    return sees_far(arch.family, arch.prediction_layers)
+    return sees_far(method, arch.family, arch.prediction_layers)
 
 
 @dataclass(frozen=True)

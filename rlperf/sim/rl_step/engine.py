@@ -109,7 +109,7 @@ def _with_speculation(cost: EngineStepCost, site: Site, replica: EngineReplica, 
     if wanted is None:
         return cost
     architecture = replica.arch
-    far = wanted.method != "mtp" or sees_far(architecture.family, architecture.prediction_layers)
+    far = sees_far(wanted.method, architecture.family, architecture.prediction_layers)
     keeps_up = settings.draft_training or not site.policy_moves
     yields = load_speculation().tokens(wanted, settings.draft_acceptance, keeps_up, far)
     return speculating(cost, replica, wanted, yields)

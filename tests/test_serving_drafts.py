@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from rlperf.calibrate.leave_out_inference import served_cases
-from rlperf.calibrate.serving.drafts import wider
+from rlperf.calibrate.serving.drafts import sigma_of
 from rlperf.calibrate.serving.engines import measured_of
 from rlperf.calibrate.serving.rows import CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate_inference import predict_case, predict_rows
 from rlperf.errors import SpecError
+from rlperf.specs.calibration import Spread
 
 ROW = {
     "row_id": "a", "group": "aic_silicon", "engine": "trtllm", "engine_version": "1.2.0rc6.post3",
@@ -59,7 +60,8 @@ def test_drafts_take_fewer_seconds_a_token_where_few_run_and_are_told_wider(tmp_
     assert seconds(three) < seconds(one) < 0.8 * seconds(plain)
     (told,), (alone,) = predict_case(three, CostTable()), predict_case(plain, CostTable())
     assert told.high / told.low > 1.3 * alone.high / alone.low
-    assert wider(0.9, 1.1, "eagle3:3")[0] < 0.9 < 1.1 < wider(0.9, 1.1, "eagle3:3")[1]
+    wider = Spread(low=0.9, high=1.1).beside(sigma_of("eagle3:3"))
+    assert wider.low < 0.9 < 1.1 < wider.high
 
 
 def test_a_shape_without_the_layer_that_drafts_is_told_with_one(tmp_path: Path) -> None:

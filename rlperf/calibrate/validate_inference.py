@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlperf.calibrate.serving.drafts import wider
+from rlperf.calibrate.serving.drafts import sigma_of
 from rlperf.calibrate.serving.rows import NEEDED, CostTable, ServingCase, case_of, serve
 from rlperf.calibrate.tables import Row, Table
 from rlperf.calibrate.validate import Outcome, PredictedFigure, each_row
@@ -89,10 +89,12 @@ def predict_case(case: ServingCase, costs: CostTable) -> list[PredictedFigure]:
         experts_apart=case.expert > 1, closed_loop=case.closed_loop, throughput=bool(case.throughput),
     )  # fmt: skip
     basis = serving_basis(case.arch, case.hardware, case.engine, load, gemm_dtype=case.gemm_dtype)
-    spread = basis.spread
+    spread, drafted = basis.spread, sigma_of(case.speculation)
+    if drafted:
+        spread = spread.beside(drafted)
     found = []
     for metric, measured, predicted in wanted:
-        low, high = wider(spread.low, spread.high, case.speculation)
+        low, high = spread.low, spread.high
         if metric == LOOP:
             low, high = case.engine.spread_first_token.low, case.engine.spread_first_token.high
         if metric == "tokens_per_s_per_gpu":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import hypot
 
 from rlperf.errors import Problem, SpecError
 from rlperf.specs.calibration_files import read_calibration
@@ -95,6 +96,16 @@ class SpeculationCalibration(Frozen):
     def of(self, method: Method) -> AcceptanceFit | None:
         """The fit of a method, or None."""
         return next((fit for fit in self.acceptance if fit.method == method), None)
+
+    def sigma(self, spread: float) -> float:
+        r"""Standard deviation of ln seconds that drafted tokens add [1].
+
+        .. math:: s = \sqrt{s_a^2 + s_c^2}
+
+        ``spread``: s_a, of the tokens that an engine_step yields, which differ between models (0 where acceptance is
+        stated); s_c how far gains lie off at a known acceptance (`CostSpread`).
+        """
+        return hypot(spread, self.cost.value)
 
     def tokens(
         self, wanted: DraftSetting, stated: float | None = None, trained: bool = False, far: bool = True

@@ -6,14 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from rlperf.calibrate.columns import Guess
 from rlperf.calibrate.tables import Row
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.replica import Replica
 from rlperf.cost.speculation import speculating
-from rlperf.specs.calibration import Z95
 from rlperf.specs.speculation import NONE, DraftSetting, sees_far
 from rlperf.specs.speculation_calibration import Yield, load_speculation
 
@@ -92,16 +89,12 @@ def _yield(replica: Replica, wanted: DraftSetting) -> Yield:
     return load_speculation().tokens(wanted, trained=True, far=far)
 
 
-def wider(low: float, high: float, word: str) -> tuple[float, float]:
-    """The ends of an interval, over the prediction, with what is not known of drafts: squares add [1].
+def sigma_of(word: str) -> float:
+    """Standard deviation of ln seconds by what is not known of drafts; 0 where nothing is drafted [1].
 
-    >>> wider(0.9, 1.1, "none")
-    (0.9, 1.1)
+    >>> sigma_of("none")
+    0.0
     """
-    wanted = DraftSetting.parse(word)
-    if wanted is None:
-        return low, high
-    known = load_speculation()
-    fit = known.of(wanted.method)
-    own = Z95 * float(np.hypot(fit.spread if fit else 0.0, known.cost.value))
-    return float(np.exp(-np.hypot(np.log(low), own))), float(np.exp(np.hypot(np.log(high), own)))
+    wanted, known = DraftSetting.parse(word), load_speculation()
+    fit = None if wanted is None else known.of(wanted.method)
+    return 0.0 if wanted is None else known.sigma(fit.spread if fit else 0.0)

@@ -324,7 +324,7 @@ class CostTable:
 
     def __init__(self) -> None:
         self._costs: dict[tuple[object, ...], tuple[EngineStepCost, float]] = {}
-        self._by_tokens: dict[tuple[str, str, str], ByTokens] = {}
+        self._by_tokens: dict[tuple[str, str], ByTokens] = {}
 
     def bare(self, case: ServingCase, scale: float = 1.0) -> tuple[EngineStepCost, float]:
         """Cost of an engine_step whose kernels take ``scale`` times as long as alone, with no host time; slots."""
@@ -342,8 +342,8 @@ class CostTable:
     def _found(
         self, case: ServingCase, engine: EngineCalibration, key: tuple[object, ...]
     ) -> tuple[EngineStepCost, float]:
-        where = case.configuration, case.kv_dtype, case.speculation
-        key = (*key, *where, case.isl, case.osl, case.cached)
+        where = case.configuration, case.kv_dtype
+        key = (*key, *where, case.speculation, case.isl, case.osl, case.cached)
         if key not in self._costs:
             replica = Replica.of(case.arch, case.hardware, engine, case.layout, case.gemm_dtype, case.kv_dtype)
             if where not in self._by_tokens:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from rlperf.layout import Layout
 from rlperf.plan.judge.budgets import WORTH
@@ -29,7 +28,7 @@ def cache_shortage(evaluation: Evaluation | Holding) -> str:
 
 
 def with_more_cache(judge: Judge, evaluation: Evaluation) -> list[Configuration]:
-    """The configuration with the largest share of memory for its engines that fits, and on the beaten path.
+    """The configuration with the largest share of memory for its engines that fits, and the largest on the beaten path.
 
     None where none computes again. Requests of one batch start together and are fully grown together, so that a cache
     for half-grown ones runs over; contexts whose tools run are evicted for those that decode. Two shares with equal
@@ -40,14 +39,18 @@ def with_more_cache(judge: Judge, evaluation: Evaluation) -> list[Configuration]
         return []
     now = configuration.pool("rollout").settings.memory_fraction or 0.0
     idle = float(evaluation.held.idle.ravel()[0]) if configuration.shares_memory else 0.0
-    fitting = []
+    found: list[Configuration] = []
     for share in sorted((each for each in memory_fractions(context) if each > now), reverse=True):
         larger = configuration.with_rollout(memory_fraction=share)
+        on_path = larger.departures <= configuration.departures
+        if found and not on_path:
+            continue
         memory = judge.holds(evaluation.demand, larger).memory
         if memory.awake_bytes[0] + idle <= awake_limits(context, memory.unbound_bytes + idle)[0]:
-            fitting.append(larger)
-    on_path = (each for each in fitting if each.departures <= configuration.departures)
-    return list(dict.fromkeys([*fitting[:1], *islice(on_path, 1)]))
+            found.append(larger)
+            if on_path:
+                break
+    return found
 
 
 def with_parked_trainer(judge: Judge, evaluation: Evaluation) -> Configuration | None:

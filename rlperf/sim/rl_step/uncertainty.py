@@ -179,12 +179,11 @@ def drafted_sigma(cost: EngineStepCost, seconds: StageSeconds) -> float:
 
     .. math:: s = \frac{t_{rollout}}{t} \sqrt{s_a^2 + s_c^2}
 
-    s_a that of the tokens that an engine_step yields, which differ between models (0 where acceptance is stated); s_c
-    how far gains lie off at a known acceptance (`CostSpread`).
+    Symbols: `SpeculationCalibration.sigma`.
     """
     if cost.drafted is None:
         return 0.0
-    unlike = np.hypot(cost.drafted.spread, load_speculation().cost.value)
+    unlike = load_speculation().sigma(cost.drafted.spread)
     return float((seconds.rollout_s / seconds.rl_step_s).mean() * unlike)
 
 

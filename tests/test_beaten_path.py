@@ -139,7 +139,7 @@ def test_stages_are_a_power_of_two_or_divide_the_layers() -> None:
 
 
 def test_an_engine_spans_the_domains_that_its_weights_need() -> None:
-    layout = Layout.of(tensor_parallel=[4, 8, 8, 16], pipeline_parallel=[1, 1, 2, 2])
+    layout = Layout.of(tensor_parallel=[4, 8, 16, 32])
     roomy, light = np.zeros(4, dtype=np.bool_), np.array([0.6, 0.3, 0.15, 0.08])
     assert rollout_departures(layout, np.ones(4, dtype=np.bool_), 8, light, roomy).tolist() == [0, 0, 1, 2]
     assert rollout_departures(layout, np.array([False, False, True, True]), 8, light, roomy).tolist() == [0, 0, 0, 1]
@@ -147,6 +147,19 @@ def test_an_engine_spans_the_domains_that_its_weights_need() -> None:
     heavy = np.array([1.4, 0.69, 0.35, 0.17])
     assert rollout_departures(layout, heavy < 1.0, 8, heavy, roomy).tolist() == [0, 0, 0, 1]
     assert rollout_departures(layout, heavy < 1.0, 8, 1.0 + heavy, roomy).tolist() == [0, 0, 1, 2]
+
+
+def test_stages_and_copies_of_the_attention_take_an_engine_off_the_path() -> None:
+    """None of 66 published rl_steps has stages in an engine, none of 38 of mixtures of experts copies the attention."""
+    layout = Layout.of(
+        tensor_parallel=[16, 8, 8, 16], pipeline_parallel=[1, 2, 4, 1], attention_data_parallel=[1, 1, 1, 4],
+        expert_parallel=[1, 1, 1, 16],
+    )  # fmt: skip
+    roomy, light, every = np.zeros(4, dtype=np.bool_), np.array([0.4, 0.4, 0.2, 0.4]), np.ones(4, dtype=np.bool_)
+    assert rollout_departures(layout, every, 16, light, roomy).tolist() == [0, 1, 2 + 1, 1]
+    # where nothing fits without, they are what is needed
+    staged = np.array([False, True, True, False])
+    assert rollout_departures(layout, staged, 16, light, roomy).tolist()[1:3] == [0, 1 + 1]
 
 
 def test_an_engine_with_room_for_a_few_requests_is_off_the_path() -> None:

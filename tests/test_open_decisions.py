@@ -72,7 +72,8 @@ OPEN: dict[str, tuple[dict[str, Any], dict[str, list[Any]], dict[str, list[Any]]
     "weights and cache": ({}, {"rollout_dtype": ["bf16", "fp8"], "kv_dtype": ["bf16", "fp8"]}, {}),
     "prefix cache": ({"task": SEARCHING}, {"prefix_caching": [True, False]}, {}),
     "attention apart": (
-        {"architecture": "Qwen3-30B-A3B", "framework": "slime", "engine": "sglang"},
+        {"architecture": "Qwen3-30B-A3B", "framework": "slime", "engine": "sglang",
+         "objective": {"bold": True}},  # copies of the attention lie off the path
         {}, {"attention_data_parallel": [1, 2, 4], "expert_parallel": [1, 4]},
     ),
     "environments and width": ({"task": {**SEARCHING, "max_trajectories": 64}}, {}, {"tensor_parallel": [1, 2, 4]}),

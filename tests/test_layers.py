@@ -214,11 +214,31 @@ def test_vllm_runs_gpt_oss_through_the_kernels_of_the_device_and_the_release() -
         assert moe_fit(hw, dtype, load_engine_calibration("vllm", version).moe_kernels)[0].kernel == kernel
 
 
-def test_tensorrt_llm_runs_experts_in_fp8_blocks_through_its_generated_kernels_on_blackwell() -> None:
+def test_tensorrt_llm_runs_experts_in_fp8_blocks_through_kernels_timed_in_vllm() -> None:
     """DeepGEMM's take DeepSeek-R1's layers on eight B200 20 to 25 ms with 64 tokens, where a whole step took 22.4."""
-    for device, kernel in (("h200_sxm", "trtllm_cutlass"), ("b200_sxm", "vllm_flashinfer_trtllm")):
+    for device, kernel in (("h200_sxm", "vllm_flashinfer_cutlass"), ("b200_sxm", "vllm_flashinfer_trtllm")):
         chosen, stand_in = moe_fit(load_hardware(device), "fp8_block", load_engine_calibration("trtllm").moe_kernels)
         assert chosen.kernel == kernel and not stand_in
+
+
+def test_sglang_runs_the_shared_expert_as_one_more_of_the_routed() -> None:
+    """Nine of 257 experts instead of eight of 256 and two products beside them, unless experts are spread."""
+    arch, hw = load_architecture("DeepSeek-V3"), load_hardware("h200_sxm", "dgx_h200")
+    layout = Layout.of(tensor_parallel=8, expert_parallel=[1, 8])
+
+    def of(engine: str, name: str) -> tuple[FloatArray, FloatArray]:
+        replica = Replica.of(arch, hw, load_engine_calibration(engine), layout, "fp8")
+        found = [one for one in token_operators(replica, 64.0, 64.0) if one.name == name]
+        sums = (sum(one.seconds for one in found), sum(one.compute_s for one in found))
+        return np.broadcast_to(sums[0], 2), np.broadcast_to(sums[1], 2)
+
+    apart, joined = of("vllm", "shared experts"), of("sglang", "shared experts")
+    assert (apart[0] > 0).all() and joined[0][0] == joined[1][0] == 0.0 and joined[0][1] > 0
+    alone, with_it = of("vllm", "experts"), of("sglang", "experts")
+    assert with_it[1] / alone[1] == pytest.approx([9 / 8, 1.0])
+    other = load_architecture("Qwen3.5-397B-A17B")  # its shared expert has a gate
+    replica = Replica.of(other, hw, load_engine_calibration("sglang"), layout.take(0), "fp8")
+    assert sum(float(one.seconds) for one in token_operators(replica, 64.0, 64.0) if one.name == "shared experts") > 0
 
 
 def test_engine_and_trainer_agree_on_latent_experts() -> None:

@@ -56,6 +56,19 @@ def test_setup_follows_the_engine_settings(tmp_path: Path) -> None:
     assert "h100_sxm" in setup.calibration
 
 
+def test_a_log_runs_on_the_engine_of_its_release_and_settings(tmp_path: Path) -> None:
+    """Steps that are not scheduled ahead hide nothing of what the host does for requests."""
+    plain = {"tensor_parallel_size": 1, "async_scheduling": False}
+    new, held, old = (
+        setup_of(read_request_log(write_log(tmp_path / name, **cells)))
+        for name, cells in (("a", {}), ("b", {"engine_kwargs": plain}), ("c", {"vllm_version": "0.11.2"}))
+    )
+    assert [one.options.async_scheduling for one in (new, held, old)] == [True, False, False]
+    assert new.cost.host_per_request_s < held.cost.host_per_request_s
+    assert not any("async_scheduling" in text for text in held.assumed)
+    assert "async_scheduling=False (default of the version)" in old.assumed
+
+
 def test_layout_and_limits_are_those_of_all_ranks(tmp_path: Path) -> None:
     """Data-parallel ranks of a mixture of experts share experts and steps; those of a dense model share nothing."""
     kv = {"num_kv_tokens": 5000}

@@ -50,11 +50,9 @@ def served_group(case: ServingCase, by: str) -> str:
     """The group of a served row; a release is an engine with the first two numbers of its version."""
     if by == "configuration":
         return fold_of(case)
-    row = case.row
     if by == "version":
-        version = row.text("engine_version")
-        return f"{row.text('engine')} {release_of(version)}" if version else ""
-    return family_of(case.arch.name) if by == "family" else group_of(row, by, "engine", "engine_version")
+        return f"{case.engine.engine} {release_of(case.version)}" if case.version else ""
+    return family_of(case.arch.name) if by == "family" else group_of(case.row, by, "engine", "engine_version")
 
 
 def served_cases(table: Table, costs: CostTable) -> list[Measured]:

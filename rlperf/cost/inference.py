@@ -26,14 +26,15 @@ TOKEN_POINTS = np.array(
 def host_s(replica: Replica, running: Array) -> FloatArray:
     """Scheduler, sampling, gaps and launches of one engine_step that kernels do not hide [s].
 
-    `fixed_overhead_s` + per_request x running, and without CUDA graphs the launches of every layer, unless the engine
-    states what an eager kernel costs its host while the device works (`eager_s`). ``running``: requests of the
-    replica; of copies of the attention each has a scheduler of its own (`Replica.scheduled`).
+    `fixed_overhead_s` + what shows of per_request x running (`EngineCalibration.per_request_s`), and without CUDA
+    graphs the launches of every layer, unless the engine states what an eager kernel costs its host while the device
+    works (`eager_s`). ``running``: requests of the replica; of copies of the attention each has a scheduler of its own
+    (`Replica.scheduled`).
     """
     engine, layers = replica.engine, replica.arch.layers
     bare = not engine.cuda_graphs and engine.eager_call is None
     eager = engine.kernels_per_layer * layers * replica.hw.calibration.host.launch if bare else 0.0
-    return fixed_overhead_s(replica) + engine.overhead.per_request * replica.scheduled(running) + eager
+    return fixed_overhead_s(replica) + engine.per_request_s * replica.scheduled(running) + eager
 
 
 def eager_s(engine: EngineCalibration, arch: Architecture) -> float:
@@ -247,7 +248,7 @@ def tabulated(
         linear_s=linear + _held_up_s(replica, scale, low, line),
         mixed_linear_s=np.maximum(linear, engine.overhead.uncaptured * uncaptured_layers(engine, arch)),
         host_s=float(np.max(host_s(replica, 0.0))) + float(heads[0]) - batch * head_each,
-        host_per_request_s=float(np.max(replica.scheduled(engine.overhead.per_request))) + head_each,
+        host_per_request_s=float(np.max(replica.scheduled(engine.per_request_s))) + head_each,
         decode_fixed_s=fixed,
         decode_per_request_s=per_request,
         decode_per_kv_token_s=per_kv,

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlperf.cost.collectives import all_reduce_s, point_to_point_s
 from rlperf.cost.layers import Matrix, stack_of
+from rlperf.cost.layers.moe import SHARED, shared_is_joined
 from rlperf.cost.replica import Operator, Replica, gemm_operator, memory_operator, network_operator
 from rlperf.cost.roofline import Array, as_float, small_op_s
 from rlperf.cost.streams import mixed_bytes, mixing_with, streams_fit
@@ -34,7 +35,8 @@ def token_operators(replica: Replica, tokens: Array, sampled: Array) -> list[Ope
     if replica.arch.residual_streams > 1:
         found.append(_mixing(replica, float(stack.norms), local))
     for matrix, weights, count in stack.products:
-        found.append(product_operator(replica, matrix, replica.roles.of(weights, matrix.name), float(count), local))
+        product = product_operator(replica, matrix, replica.roles.of(weights, matrix.name), float(count), local)
+        found.append(product.times(~shared_is_joined(replica)) if matrix.name == SHARED else product)
     for half in stack.halves:
         found += half.layer.token_operators(replica, float(half.count), whole, local)
     found.append(_all_reduce(replica, local, summed))

@@ -14,8 +14,8 @@ from rlperf.cost.roofline import Array, as_float, gemm_fit, gemm_known, sheet_fl
 from rlperf.layout import FloatArray, Layout
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import GemmFit, MoeFit
-from rlperf.specs.engine_calibration import EngineCalibration
-from rlperf.specs.hardware import Hardware
+from rlperf.specs.engine_calibration import EngineCalibration, has_reached
+from rlperf.specs.hardware import Hardware, capability
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Operator:
     compute_s: FloatArray
     memory_s: FloatArray
     network_s: FloatArray
+
+    def times(self, factor: Array) -> Operator:
+        """The same so many times; 0 where it is not run."""
+        n = as_float(factor)
+        return Operator(self.name, n * self.seconds, n * self.compute_s, n * self.memory_s, n * self.network_s)
 
 
 @dataclass(frozen=True)
@@ -249,13 +254,26 @@ def gemm_operator(replica: Replica, name: str, count: float, m: Array, n: Array,
         fit = fit.model_copy(update={"quantise_fixed": fit.quantise_fixed * (1.0 - replica.engine.fused_quantise)})
     rows, columns, inner = as_float(m), as_float(n), as_float(k)
     moved = rows * inner * kind.activation_bytes + columns * inner * kind.weight_bytes + rows * columns * 2.0
+    seconds = count * gemm_known(hw.device, fit, rows, columns, inner, dtype)
+    if replica.engine.slow_products and replica.engine.release:
+        seconds = seconds * _slowed(replica, rows, dtype)
     return Operator(
         name,
-        count * gemm_known(hw.device, fit, rows, columns, inner, dtype),
+        seconds,
         count * 2.0 * rows * columns * inner / sheet_flop_per_s(hw, dtype),
         count * moved / hw.device.memory_bandwidth,
         np.zeros(()),
     )
+
+
+def _slowed(replica: Replica, rows: FloatArray, dtype: str) -> FloatArray:
+    """Times that products of ``rows`` take as long as timed in the engine's release, see `SlowProducts` [1]."""
+    times = np.ones_like(rows)
+    for one in replica.engine.slow_products:
+        here = one.dtype == dtype and one.capability == capability(replica.hw.device)
+        if here and not has_reached(replica.engine.release, one.before):
+            times = np.where((rows > one.above) & (rows <= one.up_to), one.times, times)
+    return times
 
 
 def memory_operator(replica: Replica, name: str, count: float, n_bytes: Array) -> Operator:

@@ -116,6 +116,17 @@ class FusedNorms(Frozen):
     )
 
 
+class SlowProducts(Frozen):
+    """Matrix products for which an old release picks another kernel than the one that was timed, by their rows."""
+
+    capability: str = Field(description="devices where it does, by generation and major number")
+    dtype: str
+    before: str = Field(description="first release that does not; one that nobody says does not")
+    above: NonNegativeInt = Field(description="rows of the product up to which it does not")
+    up_to: PositiveInt = Field(description="rows up to which it does")
+    times: PositiveFloat = Field(description="as long as timed")
+
+
 class SmallDevices(Frozen):
     """What an engine sets itself where nobody does, on devices with less memory than ``below`` or of these names."""
 
@@ -135,6 +146,7 @@ class EngineCalibration(Frozen):
     software: str
     all_reduce: str = Field("nccl", description="implementation of all-reduce in decode, as in the device calibration")
     fused_norms: tuple[FusedNorms, ...] = Field((), description="all-reduces that have the next norm in them")
+    slow_products: tuple[SlowProducts, ...] = ()
     prefill_kernel: str | None = None
     decode_kernel: str | None = None
     moe_kernels: tuple[str, ...] = Field((), description="expert kernels, first choice first")
@@ -159,6 +171,9 @@ class EngineCalibration(Frozen):
     narrow_cache: tuple[str, ...] = Field(
         (), description="weight dtypes with which published rows that leave the cache's dtype blank have an fp8 cache"
     )
+    joins_shared_expert: bool = Field(
+        False, description="one shared expert without a gate is run as one more of the routed, where none are spread"
+    )
     expert_copies: bool = Field(
         False, description="where a row leaves attention data parallel blank: experts over the node, attention copied"
     )
@@ -179,6 +194,10 @@ class EngineCalibration(Frozen):
     prefix_caching: bool = True
     async_scheduling: bool = Field(
         False, description="an engine_step is scheduled while the one before it runs: changes are seen one step later"
+    )
+    async_since: str = Field("", description="first release that does so by default; empty: every one")
+    shown: float = Field(
+        1.0, gt=0, le=1, description="share of the host's time per request that shows where it does so; judged"
     )
     front_end: Seconds = Field(
         0.0, description="of a request outside the engine's loop: HTTP, queues between processes, detokeniser"
@@ -215,6 +234,20 @@ class EngineCalibration(Frozen):
         found = super().model_copy(update=update, deep=deep)
         found._known = {}
         return found
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """Whether `async_scheduling` holds for the release; one that nobody says is the newest.
+
+        >>> [load_engine_calibration("vllm", one).schedules_ahead for one in ("0.11", "0.14", "")]
+        [False, True, True]
+        """
+        return self.async_scheduling and (not self.release or has_reached(self.release, self.async_since))
+
+    @property
+    def per_request_s(self) -> float:
+        """Host time per running request that shows in an engine_step [s]."""
+        return self.overhead.per_request * (self.shown if self.schedules_ahead else 1.0)
 
     def on(self, device: Device) -> EngineCalibration:
         """With the limits that it sets itself on a device.

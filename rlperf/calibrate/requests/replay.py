@@ -21,7 +21,7 @@ from rlperf.layout import Layout
 from rlperf.sim.rollout import EngineOptions, simulate_replica
 from rlperf.specs.architecture import Architecture
 from rlperf.specs.calibration import Spread
-from rlperf.specs.engine_calibration import load_engine_calibration
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import architecture_reading, load_architecture, load_device, profile_names
 from rlperf.specs.reader import reading
@@ -144,7 +144,8 @@ def _setup(log: RequestLog) -> ReplaySetup:
     model = str(log.meta["model"])
     arch = load_architecture(model)
     assumed += filter(None, [architecture_reading(model).note])
-    settings, engine = EngineSettings.of(log.meta), load_engine_calibration("vllm")
+    settings = EngineSettings.of(log.meta)
+    engine = _engine(log, settings, assumed)
     hardware = load_hardware(_device(log, assumed))
     layout = settings.layout(arch)
     gemm_dtype, kv_dtype = _precision(settings, model, arch, assumed)
@@ -178,7 +179,7 @@ def _setup(log: RequestLog) -> ReplaySetup:
         cost=cost,
         quick=cost if machine is hardware else cost_on(hardware),
         limits=limits,
-        options=EngineOptions(async_scheduling=_async_scheduling(log, settings, engine.async_scheduling, assumed)),
+        options=EngineOptions.of(engine),
         replicas=settings.replicas(arch),
         front_s=engine.front_end if log.by_client else 0.0,
         tokenise_s=engine.tokenising if log.by_client else 0.0,
@@ -223,14 +224,13 @@ def _precision(settings: EngineSettings, model: str, arch: Architecture, assumed
     return arch.checkpoint_dtype or "bf16", kv_dtype
 
 
-def _async_scheduling(log: RequestLog, settings: EngineSettings, usual: bool, assumed: list[str]) -> bool:
-    """As the engine's settings say; otherwise the profile's default, which vLLM has since 0.14."""
+def _engine(log: RequestLog, settings: EngineSettings, assumed: list[str]) -> EngineCalibration:
+    """The engine of the log's release; it schedules ahead as its settings say, otherwise as the release does."""
+    found = load_engine_calibration("vllm", str(log.meta.get("vllm_version", "")) or None)
     if settings.async_scheduling is not None:
-        return settings.async_scheduling
-    version = re.match(r"(\d+)\.(\d+)", str(log.meta.get("vllm_version", "")))
-    default = usual and (version is None or (int(version[1]), int(version[2])) >= (0, 14))
-    assumed.append(f"async_scheduling={default} (default of the version)")
-    return default
+        return found.model_copy(update={"async_scheduling": settings.async_scheduling, "async_since": ""})
+    assumed.append(f"async_scheduling={found.schedules_ahead} (default of the version)")
+    return found
 
 
 def _device(log: RequestLog, assumed: list[str]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlperf.calibrate.columns import Guess
+from rlperf.calibrate.serving.versions import day_of
 from rlperf.calibrate.tables import Row
 from rlperf.cost.engine_step import EngineStepCost
 from rlperf.cost.replica import Replica
@@ -30,10 +30,7 @@ class DraftedRuns:
 
 def _cell(row: Row, name: str) -> str:
     """A cell, or the day of the measurement, which stands in the note."""
-    if name != "day":
-        return row.text(name)
-    found = re.search(r"measured (\d{4}-\d\d-\d\d)", row.text("note"))
-    return found.group(1) if found else ""
+    return day_of(row) if name == "day" else row.text(name)
 
 
 DEEPSEEK = ("DeepSeek-R1", "DeepSeek-V3")

@@ -25,6 +25,7 @@ from rlperf.calibrate.columns import (
     text,
 )
 from rlperf.calibrate.serving.drafts import per_token, speculation_of
+from rlperf.calibrate.serving.versions import version_of
 from rlperf.calibrate.tables import Row
 from rlperf.cost.basis import serving_basis
 from rlperf.cost.dtypes import dtype_of
@@ -62,7 +63,7 @@ NEEDED = ("architecture", "gpu", "engine", "tensor_parallel", "gemm_dtype", "mod
 
 
 def _engine(case: ServingCase) -> EngineCalibration:
-    found = load_engine_calibration(case.row.text("engine"), case.row.text("engine_version") or None)
+    found = load_engine_calibration(case.row.text("engine"), case.version or None)
     return of_release(case.engines.get(found.id, found), found.release).on(case.hardware.device)
 
 
@@ -190,10 +191,6 @@ def _each(case: ServingCase) -> float | Guess[float]:
     return Guess(EACH, "as InferenceX sends")
 
 
-def _devices(case: ServingCase) -> int:
-    return case.tensor * case.pipeline
-
-
 def _given_devices(case: ServingCase) -> int | Guess[int]:
     printed, times = cell(case.row, "n_gpus", count), _counted(case)
     if not printed or times == 1:
@@ -242,6 +239,7 @@ class ServingCase(Reading):
     constants: Mapping[str, DeviceCalibration]
     arch: Architecture = derived(lambda case: case.row.architecture())
     hardware: Hardware = derived(_hardware)
+    version: str = column(text, lambda case: version_of(case.row), name="engine_version")
     engine: EngineCalibration = derived(_engine)
     printed_dtype: str = column(text, "bf16", name="gemm_dtype")
     kv_dtype: str = column(text, _cache_dtype)
@@ -253,7 +251,7 @@ class ServingCase(Reading):
     attention_data: int = derived(_copies, name="attention_data_parallel")
     tensor: int = derived(lambda case: case.attention_tensor * case.attention_data)
     expert: int = derived(_expert, name="expert_parallel")
-    devices: int = derived(_devices)
+    devices: int = derived(lambda case: case.tensor * case.pipeline)
     given_devices: int = derived(_given_devices, name="n_gpus")
     mode: str = column(one_of(MODES))
     printed_isl: float = column(positive, name="isl")
@@ -324,7 +322,7 @@ class CostTable:
 
     def __init__(self) -> None:
         self._costs: dict[tuple[object, ...], tuple[EngineStepCost, float]] = {}
-        self._by_tokens: dict[tuple[str, str], ByTokens] = {}
+        self._by_tokens: dict[tuple[str, str, str], ByTokens] = {}
 
     def bare(self, case: ServingCase, scale: float = 1.0) -> tuple[EngineStepCost, float]:
         """Cost of an engine_step whose kernels take ``scale`` times as long as alone, with no host time; slots."""
@@ -336,13 +334,13 @@ class CostTable:
             case.hardware.device.name, case.arch.family, case.arch.name, case.gemm_dtype, case.throughput
         )
         own = engine.overhead
-        times = (own.step, own.per_layer, own.per_expert_layer, own.per_request, own.uncaptured, own.kernel_scale)
+        times = (own.step, own.per_layer, own.per_expert_layer, engine.per_request_s, own.uncaptured, own.kernel_scale)
         return self._found(case, engine, times)
 
     def _found(
         self, case: ServingCase, engine: EngineCalibration, key: tuple[object, ...]
     ) -> tuple[EngineStepCost, float]:
-        where = case.configuration, case.kv_dtype
+        where = case.configuration, case.engine.release, case.kv_dtype
         key = (*key, *where, case.speculation, case.isl, case.osl, case.cached)
         if key not in self._costs:
             replica = Replica.of(case.arch, case.hardware, engine, case.layout, case.gemm_dtype, case.kv_dtype)
@@ -413,7 +411,7 @@ def asked_of(case: ServingCase, slots: float) -> Asked[float]:
         max_running=slots,
         token_budget=float(case.engine.token_budget),
         chunked=case.engine.chunked_prefill,
-        look_ahead=case.engine.async_scheduling,
+        look_ahead=case.engine.schedules_ahead,
         interference=1.0 if loop == "online_rate" else share,
     )
     front = case.engine.front_end + case.engine.tokenising * case.isl if case.mode in CLIENTS else 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rlperf.cost.collectives import all_gather_s, dispatch_combine_s, reduce_scatter_s
@@ -24,8 +26,21 @@ from rlperf.cost.trainer_device import Keeping, Kept, Seconds, TrainerDevice, ex
 from rlperf.layout import BoolArray, FloatArray, IntArray
 from rlperf.specs.architecture import Experts
 
+SHARED = "shared experts"
+"""Products of experts that every token goes to."""
 UNGATED = ("trtllm_nongated",)
 """Kernels of experts without a gate, whatever the engine."""
+
+
+def shared_is_joined(replica: Replica) -> BoolArray:
+    """Where the engine runs the shared expert in the grouped products, as one more that every token goes to.
+
+    SGLang does so for one without a gate of the routed ones' width, unless experts are spread (its
+    ``determine_num_fused_shared_experts``, from memory).
+    """
+    moe = replica.arch.experts
+    alike = moe is not None and moe.shared_hidden == moe.hidden and not moe.shared_gate
+    return np.asarray(replica.expert == 1.0 if alike and replica.engine.joins_shared_expert else False)
 
 
 class Moe(Layer):
@@ -46,7 +61,7 @@ class Moe(Layer):
         moe, h = self.experts, self.arch.hidden
         found: tuple[Matrix, ...] = ()
         if moe.shared_hidden:
-            found += mlp("shared experts", h, moe.shared_hidden, moe.gated)
+            found += mlp(SHARED, h, moe.shared_hidden, moe.gated)
         if moe.latent_hidden:
             down = Matrix("latent experts", h, moe.latent_hidden, "copied")
             found += (down, Matrix("latent experts", moe.latent_hidden, h, "copied"))
@@ -90,7 +105,8 @@ class Moe(Layer):
             self._exchange(replica, count, whole, local, own),
         ]
         if moe.shared_hidden:
-            found.append(activation_operator(replica, count, local, moe.shared_hidden, moe.gated))
+            apart = activation_operator(replica, count, local, moe.shared_hidden, moe.gated)
+            found.append(apart.times(~shared_is_joined(replica)))
         return found
 
     def _products(self, replica: Replica, count: float, whole: FloatArray, own: BoolArray) -> Operator:
@@ -98,17 +114,19 @@ class Moe(Layer):
         route, hw, dtype = self.routing, replica.hw, replica.roles.expert
         kernels = replica.engine.moe_kernels if self.experts.gated else UNGATED
         fit, _ = moe_fit(hw, dtype, kernels)
-        split = np.maximum(replica.tensor / replica.expert, 1.0)
-        popular = popular_experts(whole, route.active, route.count)
+        split, joined = np.maximum(replica.tensor / replica.expert, 1.0), shared_is_joined(replica).astype(np.float64)
+        experts, active = route.count + joined, route.active + joined
+        popular = popular_experts(whole, route.active, route.count) + joined
         dealt = Dealt(
             dispatched=own | (replica.engine.expert_dispatch == "deepep"),
             skew=busiest(whole * route.active / replica.expert, replica.expert),
-            touched_share=popular / np.maximum(touched_experts(whole * route.active, route.count), 1e-12),
+            touched_share=popular / np.maximum(touched_experts(whole * active, experts), 1e-12),
         )
-        seconds = grouped_with(hw.device, fit, whole, route.shape, replica.expert, split, dtype=dtype, dealt=dealt)
+        shape = replace(route.shape, count=experts, active=active)
+        seconds = grouped_with(hw.device, fit, whole, shape, replica.expert, split, dtype=dtype, dealt=dealt)
         each = route.matrices * float(route.width * route.hidden) / split
         weights = popular / replica.expert * each * dtype_of(dtype).weight_bytes
-        flop = 2.0 * whole * route.active / replica.expert * each
+        flop = 2.0 * whole * active / replica.expert * each
         return Operator(
             "experts",
             count * seconds,

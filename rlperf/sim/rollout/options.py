@@ -74,7 +74,7 @@ class EngineOptions:
     @classmethod
     def of(cls, engine: EngineCalibration) -> EngineOptions:
         """As an engine's profile has it."""
-        return cls(async_scheduling=engine.async_scheduling)
+        return cls(async_scheduling=engine.schedules_ahead)
 
     @property
     def tokens_in_flight(self) -> int:

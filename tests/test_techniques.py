@@ -64,7 +64,7 @@ def test_what_is_on_already_is_held_against_an_rl_step_without_it() -> None:
     """A share of an rl_step is saved, as by every other row: +145 % of one stood there."""
     graphs = next(row for row in table().rows if row.name == "CUDA graphs")
     assert graphs.said == "on already" and graphs.rl_step_s == pytest.approx(table().rl_step_s)
-    assert graphs.gain is not None and 0.2 < graphs.gain < 1.0
+    assert graphs.gain is not None and 0.1 < graphs.gain < 0.5
 
 
 def test_what_does_not_pay_says_what_is_in_its_way() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
-from rlperf.calibrate.serving.rows import ServingCase, case_of
-from rlperf.calibrate.tables import read_table
+from rlperf.calibrate.serving.rows import ServingCase
 from rlperf.cost.inference import engine_step_cost
 from rlperf.cost.replica import Replica, gemm_operator
 from rlperf.layout import Layout
@@ -16,6 +14,7 @@ from rlperf.sim.rollout import EngineOptions
 from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import Hardware, load_hardware
 from rlperf.specs.profiles import load_architecture
+from tests.served_row import read_row
 
 H100, B200 = load_hardware("h100_sxm", "dgx_h100"), load_hardware("b200_sxm", "dgx_b200")
 LLAMA = load_architecture("Llama-3.1-8B")
@@ -62,12 +61,7 @@ def served(tmp_path: Path, **cells: str) -> ServingCase:
         "isl": "1024", "osl": "1024", "concurrency": "32", "measured_tpot_ms": "20.0",
         "note": "measured 2025-10-29",
     } | cells  # fmt: skip
-    path = tmp_path / "rows.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        writer.writeheader()
-        writer.writerow(row)
-    return case_of(next(iter(read_table(path))))
+    return read_row(tmp_path, row)
 
 
 def test_a_row_without_a_version_has_the_newest_of_its_day(tmp_path: Path) -> None:

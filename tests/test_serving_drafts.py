@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,12 @@ import pytest
 from rlperf.calibrate.leave_out_inference import served_cases
 from rlperf.calibrate.serving.drafts import sigma_of
 from rlperf.calibrate.serving.engines import measured_of
-from rlperf.calibrate.serving.rows import CostTable, ServingCase, case_of, serve
+from rlperf.calibrate.serving.rows import CostTable, ServingCase, serve
 from rlperf.calibrate.tables import read_table
 from rlperf.calibrate.validate_inference import predict_case, predict_rows
 from rlperf.errors import SpecError
 from rlperf.specs.calibration import Spread
+from tests.served_row import read_row
 
 ROW = {
     "row_id": "a", "group": "aic_silicon", "engine": "trtllm", "engine_version": "1.2.0rc6.post3",
@@ -27,13 +27,7 @@ ROW = {
 
 def case(tmp_path: Path, **cells: str) -> ServingCase:
     """The row with other cells, as it is read."""
-    path = tmp_path / "rows.csv"
-    row = ROW | cells
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        writer.writeheader()
-        writer.writerow(row)
-    return case_of(next(iter(read_table(path))))
+    return read_row(tmp_path, ROW | cells)
 
 
 def seconds(one: ServingCase) -> float:

@@ -245,9 +245,14 @@ class EngineCalibration(Frozen):
         return self.async_scheduling and (not self.release or has_reached(self.release, self.async_since))
 
     @property
+    def request_share(self) -> float:
+        """Share of the host's time per request that shows in an engine_step [1]."""
+        return self.shown if self.schedules_ahead else 1.0
+
+    @property
     def per_request_s(self) -> float:
         """Host time per running request that shows in an engine_step [s]."""
-        return self.overhead.per_request * (self.shown if self.schedules_ahead else 1.0)
+        return self.overhead.per_request * self.request_share
 
     def on(self, device: Device) -> EngineCalibration:
         """With the limits that it sets itself on a device.

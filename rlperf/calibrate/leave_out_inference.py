@@ -27,7 +27,7 @@ from rlperf.errors import SpecError
 from rlperf.layout import BoolArray
 from rlperf.specs.calibration import DeviceCalibration, load_device_calibration
 from rlperf.specs.calibration_files import calibration_names
-from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration, release_of
+from rlperf.specs.engine_calibration import EngineCalibration, load_engine_calibration
 from rlperf.specs.hardware import at_published_rates, timed_relative
 from rlperf.specs.profiles import load_device
 from rlperf.told import Tell, quiet
@@ -51,7 +51,7 @@ def served_group(case: ServingCase, by: str) -> str:
     if by == "configuration":
         return fold_of(case)
     if by == "version":
-        return f"{case.engine.engine} {release_of(case.version)}" if case.version else ""
+        return f"{case.engine.engine} {case.engine.release}" if case.engine.release else ""
     return family_of(case.arch.name) if by == "family" else group_of(case.row, by, "engine", "engine_version")
 
 

@@ -82,8 +82,7 @@ class ServingStack:
         self._layers = np.asarray([float(case.arch.layers) for case, _, _ in cases])
         self._routed = np.asarray([float(stack_of(case.arch).routes.sum()) for case, _, _ in cases])
         self._uncaptured = np.asarray([uncaptured_layers(case.engine, case.arch) for case, _, _ in cases])
-        self._schedulers = np.asarray([float(case.attention_data) for case, _, _ in cases])
-        self._shares = np.asarray([case.engine.request_share for case, _, _ in cases])
+        self._shares = np.asarray([case.engine.request_share / case.attention_data for case, _, _ in cases])
         self._devices = np.asarray([float(case.devices) for case, _, _ in cases])
         self.per_token = np.asarray([metric == "tpot_ms" for _, metric, _ in cases])
 
@@ -116,7 +115,7 @@ class ServingStack:
             cost = replace(
                 cost,
                 host_s=cost.host_s + host[rows],
-                host_per_request_s=cost.host_per_request_s + (each * self._shares / self._schedulers)[rows],
+                host_per_request_s=cost.host_per_request_s + (each * self._shares)[rows],
                 mixed_linear_s=np.maximum(cost.linear_s, uncaptured[rows, None] * self._uncaptured[rows]),
             )
             yield rows, cost, asked, served(cost, asked)
